@@ -9,6 +9,7 @@ import numpy.typing as npt
 from trainsentry.collectors.series import Layout, Series, SeriesTable
 
 Item = TypeVar("Item")
+Shared = TypeVar("Shared")
 
 Mask = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
@@ -100,6 +101,14 @@ class SeriesArrays:
         self.series: Columns[Series] = Columns(table.series)
         self.layouts: Columns[Layout] = Columns(table.layouts)
         self.numel = self.layouts.column(np.float64, of=lambda layout: layout.numel)
+        self._shared: dict[Any, Any] = {}
+
+    def shared(self, make: "Callable[[SeriesArrays], Shared]") -> "Shared":
+        """Return what several rules compute of each record, made by `make` for the first that asks."""
+        if make not in self._shared:
+            self._shared[make] = make(self)
+        found: Shared = self._shared[make]
+        return found
 
     def grow(self) -> None:
         """Take in the series and layouts that were defined since the last call."""

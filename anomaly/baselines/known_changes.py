@@ -62,7 +62,7 @@ class KnownChanges:
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
         self._rates: dict[int, deque[tuple[int, float]]] = {}
         self._step = self._risen_at = -1
-        self._normalisations, self._dropouts = Normalisations(arrays), Dropouts(arrays)
+        self._normalisations, self._dropouts = Normalisations(arrays), arrays.shared(Dropouts)
         self._pass_of_input = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.is_model_input else -1)
         self._counted = (-1, 0)  # the step, and its micro-steps so far
         self._micro_steps = (math.inf, 0.0)  # the fewest and the most of a step

@@ -71,7 +71,7 @@ class ModuleSettingRule(Rule):
         prefix, before = f"{SETTING}.", f"{SETTING_BEFORE}."
         self._is_setting = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
         self._is_before = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(before))
-        self._dropouts = Dropouts(arrays)
+        self._dropouts = arrays.shared(Dropouts)
         self._changed: dict[str, int] = {}
         self._first_step: int | None = None
 

@@ -25,7 +25,7 @@ from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
-from trainsentry.anomaly.rules.negative_square import NegativeSquareRule
+from trainsentry.anomaly.rules.negative_variance import NegativeVarianceRule
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.optimizer.direction import DirectionRule
 from trainsentry.anomaly.rules.optimizer.displacement import DisplacementRule
@@ -80,7 +80,7 @@ _RULES: Final[list[type[Rule]]] = [
     StaleRule,
     ZeroPatternRule,
     RepeatedCallRule,
-    NegativeSquareRule,
+    NegativeVarianceRule,
     NonfiniteRule,
     DtypeEdgeRule,
 ]

@@ -9,12 +9,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
-from trainsentry.collectors.series import (
-    ACTIVATION_INPUT,
-    ACTIVATION_OUTPUT,
-    SETTING,
-    Series,
-)
+from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, SETTING, Series
 from trainsentry.collectors.statistics import NORM, ZEROS
 
 SCORE: Final = 50.0
@@ -59,7 +54,7 @@ class ZeroPatternRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         series = arrays.series
-        self._dropouts = Dropouts(arrays)
+        self._dropouts = arrays.shared(Dropouts)
         self._follows = series.column(bool, of=_follows)
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
         self._pattern = series.column(np.int8, _MIXED)
@@ -67,8 +62,8 @@ class ZeroPatternRule(Rule):
         self._low, self._high = series.column(np.float64), series.column(np.float64)
         self._numel = series.column(np.float64)
         self._varies = series.column(bool)
-        self._other_low, self._other_high = series.column(np.float64), series.column(np.float64)
         self._other, self._since = series.column(np.int64), series.column(np.int64)
+        self._other_share = series.column(np.float64)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the tensors whose pattern has changed, by the first sample of the other one."""
@@ -100,25 +95,23 @@ class ZeroPatternRule(Rule):
         low, high = self._low.values, self._high.values
         known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN) & ~self._varies.values[ids]
         differs = known & (pattern[ids] != _MIXED) & (now != pattern[ids]) & (now != _MIXED)
-        steady = np.where(now == pattern[ids], (pattern[ids] == _NONE) | _is_steady(low[ids], high[ids], share), False)
-        self._since.values[ids] = np.where(differs & (other[ids] == 0), step, self._since.values[ids])
         new = other[ids] == 0
-        self._varies.values[ids] |= ~new & ~differs  # for a sample or two
-        least, most = self._other_low.values, self._other_high.values
-        least[ids] = np.where(new, share, np.minimum(least[ids], share))
-        most[ids] = np.where(new, share, np.maximum(most[ids], share))
-        self._varies.values[ids] |= differs & (most[ids] > EQUAL * least[ids])
-        other[ids] = np.where(differs, other[ids] + 1, 0)
-        steady &= count[ids] > 0
+        self._since.values[ids] = np.where(differs & new, step, self._since.values[ids])
+        first_share = self._other_share.values[ids] = np.where(new, share, self._other_share.values[ids])
+        is_like = (pattern[ids] == _NONE) | _are_within(STEADY, low[ids], high[ids], share)
+        steady = (count[ids] > 0) & (now == pattern[ids]) & is_like
         begins = ~differs & ~steady
-        self._varies.values[ids] |= begins & (count[ids] > 0) & (now != pattern[ids])
-        fresh = begins & (now != _MIXED)
+        self._varies.values[ids] |= (
+            (~new & ~differs)  # it was another for a sample or two
+            | (differs & ~_are_within(EQUAL, first_share, share))
+            | (begins & (count[ids] > 0) & (now != pattern[ids]))
+        )
+        other[ids] = np.where(differs, other[ids] + 1, 0)
         pattern[ids] = np.where(begins, now, pattern[ids])
-        count[ids] = np.where(differs, count[ids], np.where(begins, fresh, count[ids] + 1))
+        count[ids] = np.where(begins, now != _MIXED, count[ids] + steady)
         self._first.values[ids] = np.where(begins, step, self._first.values[ids])
-        grows = steady & ~differs
-        low[ids] = np.where(begins, share, np.where(grows, np.minimum(low[ids], share), low[ids]))
-        high[ids] = np.where(begins, share, np.where(grows, np.maximum(high[ids], share), high[ids]))
+        low[ids] = np.where(begins, share, np.where(steady, np.minimum(low[ids], share), low[ids]))
+        high[ids] = np.where(begins, share, np.where(steady, np.maximum(high[ids], share), high[ids]))
         changed: Mask = other[ids] >= CONFIRMED
         return changed
 
@@ -140,6 +133,7 @@ def _follows(series: Series) -> bool:
     return series.quantity == ACTIVATION_OUTPUT or series.is_model_input
 
 
-def _is_steady(low: Floats, high: Floats, share: Floats) -> Mask:
-    found: Mask = np.maximum(high, share) <= STEADY * np.minimum(low, share)
+def _are_within(factor: float, *shares: Floats) -> Mask:
+    """Return where the largest of several shares is at most so many times the least."""
+    found: Mask = np.maximum.reduce(shares) <= factor * np.minimum.reduce(shares)
     return found

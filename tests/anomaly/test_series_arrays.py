@@ -63,3 +63,10 @@ def test_series_and_layouts_of_a_table():
         table.layout_id(Layout((n,), "float32", n))
         arrays.grow()
     assert names.values.tolist() == arrays.numel.values.tolist() == [0, 1, 2, 3]
+
+
+def test_what_several_rules_compute_is_made_once_for_each_table():
+    arrays, other = SeriesArrays(SeriesTable()), SeriesArrays(SeriesTable())
+    make = lambda of: [of]  # noqa: E731
+    assert arrays.shared(make) is arrays.shared(make)
+    assert (arrays.shared(make)[0], other.shared(make)[0]) == (arrays, other)

@@ -40,7 +40,7 @@ def test_a_second_update_with_the_same_gradients_is_named(tmp_path, family, coll
 
     [found, *_] = train(tmp_path, family, collect=collect, harm=again, steps=FAULT + 4)
     assert (found.name, found.kind) == ("all", "stale")
-    assert "used the very gradients of the update before it" in found.summary
+    assert "used the gradients of the update before it again" in found.summary
 
 
 @both_families

@@ -79,6 +79,6 @@ class RepeatedSamplesRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the share of copies."""
         return (
-            f"a share of {anomaly.value:.2g} of the samples of {subject} are copies of others in its batch since step "
-            f"{anomaly.step}; none were before"
+            f"{anomaly.value:.2g} of the samples in a batch of {subject} are copies of others from step {anomaly.step} "
+            "on; next to none was before"
         )

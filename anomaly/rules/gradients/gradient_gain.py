@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import count
 from typing import ClassVar, Final
 
 import numpy as np
@@ -12,7 +13,6 @@ from trainsentry.anomaly.rules.gradients.module_totals import ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT, Layout, Series
-from trainsentry.collectors.statistics import NORM
 
 SCORE: Final = 50.0
 """Deviations: above every spike of healthy runs, below the rules whose bounds hold for any run."""
@@ -69,94 +69,66 @@ class GradientGainRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._totals = ModuleTotals(arrays)
+        self._totals = arrays.shared(ModuleTotals)
         self._is_large = arrays.layouts.column(bool, of=_is_large)
-        series = arrays.series
-        self._numbered = 0
-        weights: list[int] = []  # their series: few of all have a gain, so that the others take no memory for one
+        series, number = arrays.series, count()
+        ids: list[int] = []  # the series of weights: few of all have a gain, so that the others take no memory for one
 
         def note(first: int, new: Sequence[Series]) -> None:
-            weights.extend(i for i, s in enumerate(new, first) if _is_weight(s))
+            ids.extend(i for i, s in enumerate(new, first) if _is_weight(s))
             self._weights.grow()
 
-        self._weights = Columns(weights)
-        self._series = self._weights.column(np.int64, of=lambda series_id: series_id)
+        weights = self._weights = Columns(ids)
         series.before_growth(note)
-        self._weight_of = series.column(np.int32, of=lambda s: self._next_weight() if _is_weight(s) else NO_WEIGHT)
-        self._past = self._weights.column(np.float32, np.nan, shape=(SAMPLES,))
-        self._steps = self._weights.column(np.int64, -1, shape=(SAMPLES,))
-        self._count, self._parts, self._nonzero = (self._weights.column(np.int64) for _ in range(3))
-        self._mean = self._weights.column(np.float64)
-        self._row = self._weights.column(np.int64)  # in the newest record
-        self._gradients: list[tuple[Integers, Floats]] = []
-        self._step, self._excused = -1, False
+        self._weight_of = series.column(np.int64, of=lambda s: next(number) if _is_weight(s) else NO_WEIGHT)
+        self._series = weights.column(np.int64, of=lambda series_id: series_id)
+        self._past = weights.column(np.float32, np.nan, shape=(SAMPLES,))
+        self._steps = weights.column(np.int64, -1, shape=(SAMPLES,))
+        self._count, self._parts, self._nonzero = (weights.column(np.int64) for _ in range(3))
+        self._mean = weights.column(np.float64)
+        self._order = weights.column(np.int64)  # in the newest step
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the weights of the step before this one whose gradients are wrong; a step may have several records."""
-        record = observed.record
-        found: list[Finding] = []
-        if record.step != self._step:
-            found = self._end_step()
-            self._step, self._excused, self._gradients = record.step, False, []
-            self._totals.begin_step()
-        self._excused |= record.skipped
-        self._totals.add(observed)
-        if not self._totals.has_any:
-            return found
-        is_weight = self._weight_of.values[record.where] != NO_WEIGHT
-        rows = rows_where(is_weight & self._is_large.values[record.layouts])
-        if len(rows):
-            weights = self._weight_of.values[record.ids[rows]].astype(np.int64)
-            self._row.values[weights] = record.first_order + rows
-            self._gradients.append((weights, record.values[rows, NORM]))
-        return found
-
-    def _next_weight(self) -> int:
-        """Return the numbers of weights in the order of their series."""
-        self._numbered += 1
-        return self._numbered - 1
-
-    def _end_step(self) -> list[Finding]:
-        if self._excused or not self._gradients or not self._totals.has_any:
+        given = self._totals.ended_by(observed)
+        if given is None:
             return []
-        ids = np.concatenate([ids for ids, _ in self._gradients])
-        norms = np.concatenate([norms for _, norms in self._gradients])
-        modules = self._totals.module_of[self._series.values[ids]]
-        got = np.sqrt(self._totals.square[modules]) * np.sqrt(self._totals.square_in[modules])
-        usable = (got > 0) & np.isfinite(got) & np.isfinite(norms)
-        ids, norms, got, parts = (x[usable] for x in (ids, norms, got, self._totals.parts[modules]))
-        self._forget(ids[self._parts.values[ids] != parts])  # other calls of the module
-        self._parts.values[ids] = parts
+        got = np.sqrt(given.output_squares) * np.sqrt(given.input_squares)
+        usable = (got > 0) & np.isfinite(got) & np.isfinite(given.norms) & self._is_large.values[given.layouts]
+        usable &= self._weight_of.values[given.ids] != NO_WEIGHT
+        weights, norms, parts = self._weight_of.values[given.ids[usable]], given.norms[usable], given.parts[usable]
+        self._forget(weights[self._parts.values[weights] != parts])  # other calls of the module
+        self._parts.values[weights], self._order.values[weights] = parts, given.orders[usable]
         zero = norms == 0
-        found = self._zeros(ids, zero) if zero.any() else []
-        self._nonzero.values[ids[~zero]] += 1
-        return found + self._follow(ids[~zero], np.log(norms[~zero] / got[~zero]))
+        found = self._zeros(weights, zero, given.step) if zero.any() else []
+        self._nonzero.values[weights[~zero]] += 1
+        return found + self._follow(weights[~zero], np.log(norms[~zero] / got[usable][~zero]), given.step)
 
-    def _zeros(self, ids: Integers, zero: Mask) -> list[Finding]:
+    def _zeros(self, ids: Integers, zero: Mask, step: int) -> list[Finding]:
         """Return the weights that have no gradient although their modules got one, where most others have."""
         new = ids[zero & (self._nonzero.values[ids] >= NEVER_ZERO_FOR)]
         self._forget(ids[zero])
         self._nonzero.values[ids[zero]] = 0
         if len(new) > max(1, MOST_AT_ONCE * len(ids)):
             return []
-        return [self._finding(i, UNDERFLOW, 0.0, self._step) for i in new.tolist()]
+        return [self._finding(i, UNDERFLOW, 0.0, step) for i in new.tolist()]
 
-    def _follow(self, ids: Integers, logs: Floats) -> list[Finding]:
+    def _follow(self, ids: Integers, logs: Floats, step: int) -> list[Finding]:
         """Take in the gains of a step; return the weights whose newest ones lie beyond their range."""
-        count, mean = self._count.values, self._mean.values
-        settled = count[ids] >= SETTLES
+        taken, mean = self._count.values, self._mean.values
+        settled = taken[ids] >= SETTLES
         if settled.sum() >= FEWEST:
             logs = logs - medians((logs - mean[ids])[settled][None])[0]
-        elif (count[ids] > 0).any() and len(ids) < FEWEST:
+        elif (taken[ids] > 0).any() and len(ids) < FEWEST:
             return []
-        off = np.where(count[ids] > 0, logs - mean[ids], 0.0)
-        start = np.where(count[ids] > 0, mean[ids], logs)
-        mean[ids] = start + np.clip(off, -LARGEST_STEP, LARGEST_STEP) / np.minimum(count[ids] + 1, MEMORY)
+        off = np.where(taken[ids] > 0, logs - mean[ids], 0.0)
+        start = np.where(taken[ids] > 0, mean[ids], logs)
+        mean[ids] = start + np.clip(off, -LARGEST_STEP, LARGEST_STEP) / np.minimum(taken[ids] + 1, MEMORY)
         past, steps = self._past.values, self._steps.values
         past[:, ids] = np.concatenate([past[1:, ids], logs[None]])
-        steps[:, ids] = np.concatenate([steps[1:, ids], np.full((1, len(ids)), self._step)])
-        count[ids] += 1
-        return self._beyond(ids[count[ids] >= SAMPLES + SETTLES])
+        steps[:, ids] = np.concatenate([steps[1:, ids], np.full((1, len(ids)), step)])
+        taken[ids] += 1
+        return self._beyond(ids[taken[ids] >= SAMPLES + SETTLES])
 
     def _beyond(self, ids: Integers) -> list[Finding]:
         if not len(ids):
@@ -182,8 +154,8 @@ class GradientGainRule(Rule):
 
     def _finding(self, weight: int, kind: str, factor: float, step: int) -> Finding:
         detail = (kind, self.name, "norm", factor, 1.0, SCORE)
-        series_id, row = int(self._series.values[weight]), int(self._row.values[weight])
-        return Finding(series_id, row, *detail, step=step, last_clean=step - 1, passed_on=False)
+        series_id, order = int(self._series.values[weight]), int(self._order.values[weight])
+        return Finding(series_id, order, *detail, step=step, last_clean=step - 1, passed_on=False)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

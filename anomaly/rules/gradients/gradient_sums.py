@@ -1,17 +1,17 @@
 """A gradient that does not add up to what its module's output got in the backward pass."""
 
 import math
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import numpy as np
 
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.gradients.module_totals import NO_MODULE, ModuleTotals
+from trainsentry.anomaly.rules.gradients.module_totals import ModuleTotals
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, GRADIENT
-from trainsentry.collectors.statistics import MEAN, ZEROS
 
 SCORE: Final = 80.0
 """Deviations: as strong as a rule whose bound holds for any run."""
@@ -58,82 +58,57 @@ class GradientSumsRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm", "zeros"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._table, self._totals = arrays.table, ModuleTotals(arrays)
+        self._table, self._totals = arrays.table, arrays.shared(ModuleTotals)
         series = arrays.series
         self._is_bias = series.column(bool, of=lambda s: s.name.endswith("bias"))
         self._held, self._parts = series.column(np.int64), series.column(np.int64)
         self._largest = series.column(np.float64)
-        self._gradients: list[tuple[Integers, Integers, Floats, Mask]] = []
-        self._step, self._excused = -1, False
         self._with_one = 0  # samples in a row in which the common factor was one
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the gradients of the step before this one whose sums are wrong; a step may have several records."""
-        record = observed.record
-        found: list[Finding] = []
-        if record.step != self._step:
-            found = self._end_step()
-            self._step, self._excused, self._gradients = record.step, False, []
-            self._totals.begin_step()
-        self._excused |= record.skipped
-        self._totals.add(observed)
-        if not self._totals.has_any:
-            return found
-        rows = rows_where(self._totals.module_of[record.where] != NO_MODULE)
-        if len(rows):
-            sums, orders = record.values[rows, MEAN] * observed.numel[rows], record.first_order + rows
-            self._gradients.append((record.ids[rows].astype(np.int64), orders, sums, record.values[rows, ZEROS] > 0))
-        return found
-
-    def _end_step(self) -> list[Finding]:
-        if self._excused or not self._gradients or not self._totals.has_any:
+        given = self._totals.ended_by(observed)
+        if given is None:
             return []
-        ids, rows, sums, sparse = (np.concatenate(parts) for parts in zip(*self._gradients, strict=True))
-        modules = self._totals.module_of[ids]
         with np.errstate(over="ignore", invalid="ignore"):
-            scale = np.sqrt(self._totals.square[modules] * self._totals.numel[modules])
-            expected = self._totals.sum[modules]
-        usable = (self._totals.parts[modules] > 0) & (scale > 0) & np.isfinite(scale + expected + sums)
-        usable &= (sparse | self._is_bias.values[ids]) & ~self._totals.coarse[modules]
-        ids, rows, sums, expected, scale = (x[usable] for x in (ids, rows, sums, expected, scale))
-        modules = modules[usable]
-        followed = (self._held.values[ids] >= HELD_FOR) & (self._parts.values[ids] == self._totals.parts[modules])
-        factor = _common_factor(sums, expected, scale, followed if followed.sum() >= FEWEST else None)
+            scale = np.sqrt(given.output_squares * given.output_numel)
+            usable = (scale > 0) & np.isfinite(scale + given.output_sums + given.sums)
+        usable &= (given.has_zeros | self._is_bias.values[given.ids]) & ~given.is_coarse
+        sums = _Sums(given.ids[usable], given.sums[usable], given.output_sums[usable], scale[usable])
+        parts = given.parts[usable]
+        followed = (self._held.values[sums.ids] >= HELD_FOR) & (self._parts.values[sums.ids] == parts)
+        factor = _common_factor(sums, followed if followed.sum() >= FEWEST else None)
         if math.isnan(factor) and self._with_one < HELD_FOR:
             return []
         self._with_one = self._with_one + 1 if math.isnan(factor) or abs(math.log(factor)) < ALIKE else 0
-        factor = 1.0 if math.isnan(factor) else factor
-        broken = self._compare(ids, sums / factor, expected, scale, followed)
-        broken &= ~_clipped_apart(sums / factor, expected, broken)
-        return [f for i in rows_where(broken) for f in self._findings(ids[i], rows[i], sums[i] / factor, expected[i])]
+        sums = replace(sums, found=sums.found / (1.0 if math.isnan(factor) else factor))
+        broken = self._compare(sums, parts, followed)
+        broken[_clipped_apart(sums, rows_where(broken))] = False
+        orders = given.orders[usable]
+        return [f for i in rows_where(broken).tolist() for f in self._findings(sums, i, int(orders[i]), given.step)]
 
-    def _compare(self, ids: Integers, sums: Floats, expected: Floats, scale: Floats, followed: Mask) -> Mask:
+    def _compare(self, sums: "_Sums", parts: Integers, followed: Mask) -> Mask:
         """Return which parameters are followed and have sums that are not equal; learn from the others."""
-        gap, size = np.abs(sums - expected) / scale, np.maximum(np.abs(sums), np.abs(expected)) / scale
-        largest, held = self._largest.values, self._held.values
-        holds = gap <= np.maximum(NOISE, EQUAL * np.abs(expected) / scale)
+        ids, held, largest = sums.ids, self._held.values, self._largest.values
+        gap, expected = np.abs(sums.found - sums.expected) / sums.scale, np.abs(sums.expected) / sums.scale
+        size = np.maximum(np.abs(sums.found) / sums.scale, expected)
+        holds = gap <= np.maximum(NOISE, EQUAL * expected)
         holds &= self._is_bias.values[ids] | (size > 10 * NOISE)  # two sums of zero say nothing but of a bias
         broken = followed & (gap > np.maximum(NOISE, LARGEST_TIMES * largest[ids])) & (gap > BROKEN * size)
-        parts = self._totals.parts[self._totals.module_of[ids]]
-        same = (self._parts.values[ids] == parts) | (held[ids] == 0)
-        learns = holds & same & ~broken
+        learns = holds & ~broken & ((self._parts.values[ids] == parts) | (held[ids] == 0))
         held[ids] = np.where(learns, held[ids] + 1, 0)
         largest[ids] = np.where(learns, np.maximum(largest[ids], gap), 0.0)
         self._parts.values[ids] = parts
         return broken if broken.sum() <= MOST_AT_ONCE * followed.sum() else np.zeros(len(ids), bool)
 
-    def _findings(self, series_id: int, row: int, value: float, expected: float) -> list[Finding]:
+    def _findings(self, sums: "_Sums", place: int, order: int, step: int) -> list[Finding]:
         """Return the finding of a parameter, and a suspicion of its module's output."""
-        detail = (GRADIENT_FLOW, self.name, "mean", float(value), float(expected), SCORE)
-        where = {"step": self._step, "last_clean": self._step - 1}
+        series_id = int(sums.ids[place])
+        numbers = float(sums.found[place]), float(sums.expected[place])
+        detail = (GRADIENT_FLOW, self.name, "mean", *numbers, SCORE)
+        found = Finding(series_id, order, *detail, step=step, last_clean=step - 1, passed_on=False)
         output = f"{self._table.series[series_id].name.rpartition('.')[0]}.output.0"
-        return [
-            Finding(int(series_id), int(row), *detail, passed_on=False, **where),  # type: ignore[arg-type]
-            Finding(
-                int(series_id), int(row), *detail, passed_on=True, alarm=False, name=output, quantity=ACTIVATION_OUTPUT,
-                **where,  # type: ignore[arg-type]
-            ),
-        ]  # fmt: skip
+        return [found, replace(found, passed_on=True, alarm=False, name=output, quantity=ACTIVATION_OUTPUT)]
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
@@ -142,37 +117,41 @@ class GradientSumsRule(Rule):
             return f"{subject} may have been changed at step {anomaly.step} after its module computed it"
         return (
             f"{subject} adds up to {anomaly.value:.3g} at step {anomaly.step}, the gradients at its module's output to "
-            f"{anomaly.expected:.3g}: something changes it after the backward pass, or that output"
+            f"{anomaly.expected:.3g}: something changes it after the backward pass, or has changed that output"
         )
 
 
-def _clipped_apart(sums: Floats, expected: Floats, broken: Mask) -> Mask:
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Sums of gradients as `found`, and as `expected` of the module's output, whose size is `scale`; shape (n,)."""
+
+    ids: Integers
+    found: Floats
+    expected: Floats
+    scale: Floats
+
+
+def _clipped_apart(sums: _Sums, broken: Integers) -> Integers:
     """Return which of the broken ones are smaller by one factor: a part of the model with a clipping of its own."""
-    found = np.zeros(len(broken), bool)
-    smaller = rows_where(broken & (sums * expected > 0) & (np.abs(sums) < np.abs(expected)))
-    logs = np.log(sums[smaller] / expected[smaller])
+    found, expected = sums.found[broken], sums.expected[broken]
+    smaller = broken[(found * expected > 0) & (np.abs(found) < np.abs(expected))]
+    logs = np.log(sums.found[smaller] / sums.expected[smaller])
     order = np.argsort(logs)
-    near = np.diff(logs[order]) < ALIKE
-    found[smaller[order]] = (
-        np.concatenate([near, [False]])[: len(order)] | np.concatenate([[False], near])[: len(order)]
-    )
-    return found
+    near = np.diff(logs[order], prepend=-np.inf, append=np.inf) < ALIKE
+    return smaller[order[near[:-1] | near[1:]]]
 
 
-def _common_factor(sums: Floats, expected: Floats, scale: Floats, followed: Mask | None) -> float:
+def _common_factor(sums: _Sums, followed: Mask | None) -> float:
     """Return the quotient of the sums on which most parameters agree, NaN where they are too few.
 
     Without parameters that are followed it is looked for among all.
     """
-    chosen = (np.abs(expected) > 10 * NOISE * scale) & (sums * expected > 0)
+    chosen = (np.abs(sums.expected) > 10 * NOISE * sums.scale) & (sums.found * sums.expected > 0)
     if followed is not None:
         chosen &= followed
-    logs = np.sort(np.log(sums[chosen] / expected[chosen]))
-    if len(logs) < FEWEST:
+    logs = np.sort(np.log(sums.found[chosen] / sums.expected[chosen]))
+    counts = np.searchsorted(logs, logs + ALIKE, side="right") - np.arange(len(logs))
+    if counts.max(initial=0) < FEWEST:
         return math.nan
-    ends = np.searchsorted(logs, logs + ALIKE, side="right")
-    counts = ends - np.arange(len(logs))
     begin = int(np.argmax(counts))
-    if counts[begin] < FEWEST:
-        return math.nan
-    return math.exp(float(np.median(logs[begin : ends[begin]])))
+    return math.exp(float(np.median(logs[begin : begin + counts[begin]])))

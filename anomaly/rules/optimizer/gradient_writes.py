@@ -128,7 +128,7 @@ class GradientWritesRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return by how much the count differs, and what does that."""
         if anomaly.kind == STALE:
-            return f"the optimizer's update at step {anomaly.step} used the very gradients of the update before it"
+            return f"the optimizer's update at step {anomaly.step} used the gradients of the update before it again"
         more = round(anomaly.value - anomaly.expected) if isfinite(anomaly.value - anomaly.expected) else 0
         whose = "the gradients are" if anomaly.name == ALL else f"{subject} is"
         times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"

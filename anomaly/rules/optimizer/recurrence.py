@@ -98,6 +98,7 @@ class RecurrenceRule(Rule):
         states = np.union1d(self._states, ids)
         if len(states) > len(self._states):
             kinds, self._states = self._kind.values[states], states
+            self._trail.clear()  # it is of fewer states
             self._by_kind = [(int(number), states[kinds == number]) for number in np.unique(kinds)]
 
     def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import FROZEN, SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.frozen import LEAST_RATIO
 from trainsentry.anomaly.rules.precision import BITS, significant_bits
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
@@ -51,9 +52,6 @@ the weight again, or the weight stays at a bound."""
 
 LASTING: Final = 8
 """Samples in a row in which a weight must be modified before it is told, where it is modified again and again."""
-
-LEAST_RATIO: Final = 1e-6
-"""Least ‖Δ‖/‖w‖ of an update that must show in the statistics: some ten units in the last place of float32."""
 
 MOVED_BEFORE: Final = 6
 MANY_ELEMENTS: Final = 64

@@ -35,14 +35,15 @@ def share_of_repeated(inputs: Sequence[Tensor]) -> Tensor | None:
     if not batches or len(batches[0]) < FEWEST_ROWS:
         return None
     first = batches[0]
-    parts = [_thinned(x, len(batches)) for x in batches if len(x) == len(first) and x.device == first.device]
-    flat = torch.cat([x.to(torch.float32).reshape(len(first), -1) for x in parts], dim=1)
+    alike = [x for x in batches if len(x) == len(first) and x.device == first.device]
+    parts = [_thinned(x, len(alike)).to(torch.float32).reshape(len(first), -1) for x in alike]
+    flat = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     if flat.shape[1] < FEWEST_ELEMENTS:
         return None
-    places = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float32)
-    sums = ((flat - flat[:1]) * (2.0 + torch.cos(places))).sum(1).sort().values
-    apart = (sums[1:] - sums[:-1]).abs()
-    return (apart <= SAME * sums[1:].abs()).to(torch.float32).sum() / len(first)
+    weights = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float32).cos_()
+    sums = ((flat - flat[:1]) * weights).sum(1).sort().values
+    same = (sums[1:] - sums[:-1]).abs_() <= SAME * sums[1:].abs()
+    return same.sum(dtype=torch.float32) / len(first)
 
 
 def _thinned(batch: Tensor, inputs: int) -> Tensor:

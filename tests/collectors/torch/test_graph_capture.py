@@ -138,6 +138,20 @@ def test_replays_between_steps_are_nothing_to_tell_of(tmp_path, graphs, caplog):
     assert UNSEEN not in caplog.text
 
 
+@pytest.mark.parametrize("replays", [True, False])
+def test_gradients_that_a_replay_has_written_are_not_those_of_the_update_before(tmp_path, graphs, replays):
+    """torch counts no writes of a replay, so that its gradients look like old ones."""
+    model, optimizer, monitor = watched(tmp_path)
+    with monitor:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if replays:
+            Graph().replay()
+        optimizer.step()
+        monitor.flush()
+        assert ("stale_update.0" in set(monitor.records().name)) != replays
+
+
 def test_a_capture_that_is_begun_elsewhere_shows_in_its_stream(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     captures = [True]

@@ -47,7 +47,7 @@ def test_what_all_samples_have_in_common_makes_none_a_copy():
 def test_a_large_input_is_not_copied(monkeypatch):
     """A mask for all heads takes the memory of one."""
     sizes, cat = [], torch.cat
-    monkeypatch.setattr(torch, "cat", lambda parts, dim: sizes.extend(x.numel() for x in parts) or cat(parts, dim))
+    monkeypatch.setattr(torch, "cat", lambda parts, dim: sizes.extend(x.numel() for x in parts) or cat(parts, dim=dim))
     share_of_repeated([torch.zeros(8, 1, 2048, 2048).expand(8, 16, 2048, 2048), torch.zeros(8, 3, 999, 7)])
     assert max(sizes) <= 2**18
 
@@ -72,7 +72,7 @@ def test_a_batch_whose_second_half_repeats_the_first_is_told_by_default(tmp_path
         monitor.flush()
         [incident] = monitor.incidents
     assert (incident.kind, incident.first_seen, incident.name) == ("duplicate_data", 70, "input.0")
-    assert "a share of 0.5 of the samples of input.0 (data) are copies" in incident.summary
+    assert "0.5 of the samples in a batch of input.0 (data) are copies of others from step 70 on" in incident.summary
 
 
 def test_inputs_that_have_no_values_yet_are_passed_by(tmp_path, caplog):

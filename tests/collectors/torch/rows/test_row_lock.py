@@ -10,6 +10,7 @@ from torch import nn
 
 import trainsentry
 from trainsentry.collectors.series import Series, SeriesTable
+from trainsentry.collectors.shared import host_rows
 from trainsentry.collectors.statistics import MEAN
 from trainsentry.collectors.torch.rows.row_lock import ADDING, keep_threads_apart
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -69,6 +70,25 @@ def test_several_devices_bring_the_lock_before_any_backward_pass_and_one_does_wi
     config = {"output_dir": str(tmp_path), "collect": {"activations": False}}
     with trainsentry.TrainMonitor(config).watch(model) as monitor:
         assert set(ADDING) <= vars(monitor._loop.watch.rows).keys(), "the host is a device too"
+
+
+def test_room_that_two_threads_make_at_once_is_never_smaller_than_it_is_said_to_be(monkeypatch):
+    """The second thread has decided on fewer rows before the first one was done, and is done before it."""
+    rows = StepRows(SeriesTable())
+    make, hurries = host_rows.new_counts, [True]
+
+    def interrupted(size):
+        if hurries.pop():
+            hurries.append(False)
+            rows._make_host(300)
+        return make(size)
+
+    monkeypatch.setattr(host_rows, "new_counts", interrupted)
+    rows._make_host(5000)
+    address, size = rows._place_of_rows[:2]
+    assert [len(host) for host, _ in rows._made if host.ctypes.data == address] == [size]
+    with pytest.raises(IndexError):
+        rows._place(4990, 20)
 
 
 UNLOCKED = """

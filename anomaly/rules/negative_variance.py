@@ -1,4 +1,4 @@
-"""A sum or mean of squares that is negative."""
+"""A running variance of a norm that is negative."""
 
 from typing import ClassVar, Final
 
@@ -6,38 +6,34 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
-from trainsentry.collectors.series import BUFFER, Series
+from trainsentry.collectors.series import BUFFER
 from trainsentry.collectors.statistics import MIN
 
 SCORE: Final = 80.0
 """Deviations: as strong as a rule whose bound holds for any run."""
 
-SQUARES: Final = frozenset({"exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "row_var", "col_var"})
-"""States of torch's optimizers that average squares, or keep the largest magnitude, by its documentation. Names that
-another optimizer may give to something else, as `sum`, are left out."""
-
 VARIANCES: Final = ("running_var", "moving_variance")
 """Ends of the names of buffers that average variances, in torch and in MindSpore."""
 
 
-class NegativeSquareRule(Rule):
-    """Finds squares below zero; no arithmetic of an optimizer or a norm gives them, not even by rounding."""
+class NegativeVarianceRule(Rule):
+    """Finds variances below zero, which no average of squares is; those of optimizers belong to `state_reset`."""
 
-    name: ClassVar[str] = "negative_square"
-    quantities: ClassVar[frozenset[str]] = frozenset({OPTIMIZER_STATE, BUFFER})
+    name: ClassVar[str] = "negative_variance"
+    quantities: ClassVar[frozenset[str]] = frozenset({BUFFER})
     statistics: ClassVar[frozenset[str]] = frozenset({"min"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._is_square = arrays.series.column(bool, of=_is_square)
+        self._is_variance = arrays.series.column(bool, of=lambda s: s.quantity == BUFFER and s.name.endswith(VARIANCES))
         self._is_told = arrays.series.column(bool)
         self.wrong_rows: Mask | None = np.zeros(0, bool)
 
     def judge(self, observed: Observed) -> list[Finding]:
-        """Return the series with a negative square, each once until it has none."""
+        """Return the variances that are negative, each once until it is not."""
         record = observed.record
-        negative = self._is_square.values[record.where] & (record.columns[MIN] < 0)
+        negative = self._is_variance.values[record.where] & (record.columns[MIN] < 0)
         self.wrong_rows = negative
         new = negative & ~self._is_told.values[record.where]
         self._is_told.values[record.where] = negative
@@ -49,10 +45,4 @@ class NegativeSquareRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the smallest value."""
-        return f"{subject} has an element of {anomaly.value:.3g} at step {anomaly.step}, and cannot be below zero"
-
-
-def _is_square(series: Series) -> bool:
-    if series.quantity == BUFFER:
-        return series.name.endswith(VARIANCES)
-    return series.is_state and series.quantity in SQUARES
+        return f"{subject} is negative at step {anomaly.step} ({anomaly.value:.3g}), although it averages variances"
