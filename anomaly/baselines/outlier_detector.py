@@ -9,8 +9,9 @@ import numpy as np
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
 from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_columns
-from trainsentry.anomaly.baselines.level_shifts import LevelShifts
-from trainsentry.anomaly.baselines.loss_level import LossLevel
+from trainsentry.anomaly.baselines.levels.input_level import InputLevel
+from trainsentry.anomaly.baselines.levels.level_shifts import LevelShifts
+from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
@@ -106,7 +107,7 @@ class OutlierDetector:
         self._known = KnownChanges(arrays)
         self._zeros = WholeZeros(arrays)
         self._levels = LevelShifts(arrays)
-        self._loss_level = LossLevel(arrays)
+        self._loss_level, self._input_level = LossLevel(arrays), InputLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._surprises: dict[str, Surprises] = {}
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
@@ -153,6 +154,7 @@ class OutlierDetector:
         for finding in levels:
             self._loss_level.forget(finding.series_id)
         levels += self._loss_level.judge(observed)
+        levels += self._input_level.judge(observed, self._loss_level.is_worse_since)
         return Outliers(
             make=make,
             verdict=verdict,
@@ -169,6 +171,7 @@ class OutlierDetector:
         """Forget levels that may change by right: all, or those that the learning rate moves."""
         if may_all_change:
             self._loss_level.reset()
+            self._input_level.reset()
         if may_all_change or self._known.rate_has_risen:
             self._levels.reset(slice(None))
 

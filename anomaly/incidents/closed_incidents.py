@@ -39,6 +39,10 @@ class ClosedIncident:
     members: Mapping[MemberKey, Anomaly]
     worst: Anomaly
 
+    def lasts_until(self, step: int, quiet_steps: int) -> bool:
+        """Whether the incident had not ended at a step: it ends with `quiet_steps` steps without an alarm."""
+        return step - self.last_seen <= quiet_steps
+
 
 class ClosedIncidents:
     """The newest incidents that have ended."""
@@ -62,21 +66,22 @@ class ClosedIncidents:
             )
         )
 
-    def returning(self, ranked: Sequence[Ranked], step: int) -> ClosedIncident | None:
+    def returning(self, ranked: Sequence[Ranked], step: int, quiet_steps: int) -> ClosedIncident | None:
         """Return the ended incident to which alarms at a step belong, the newest of several; None for new trouble.
 
-        They belong to it when their first suspect is its first suspect, or when they are its aftermath: weights and
-        optimizer state of its series alone. A certain fault in a place that was only unusual before is new trouble.
+        They belong to it when their first suspect is its first suspect, when they are its aftermath (weights and
+        optimizer state of its series alone), or when they began within `quiet_steps` of it: some are told only after
+        several samples. A certain fault in a place that was only unusual before is new trouble.
         """
         if not ranked:
             return None
-        first = ranked[0].anomaly
+        first, began = ranked[0].anomaly, min(r.anomaly.step for r in ranked)
         certain = any(r.anomaly.kind in CERTAIN for r in ranked)
         for closed in reversed(self._closed):
             since = step - closed.last_seen
             if not 0 <= since <= RETURN_STEPS or (certain and not closed.certain):
                 continue
-            if closed.first == (first.rank, first.name, first.quantity):
+            if closed.lasts_until(began, quiet_steps) or closed.first == (first.rank, first.name, first.quantity):
                 return closed
             if since <= AFTERMATH_STEPS and all(_is_carried(r.anomaly, closed) for r in ranked):
                 return closed

@@ -108,11 +108,13 @@ class IncidentLog:
     def _open(self, step: int, new: list[Anomaly]) -> tuple[list[Anomaly], Incident | None]:
         """Open an incident, or again the one whose trouble comes back; return its anomalies, and that incident."""
         parameters = sum(1 for _ in self.table.of_quantity(PARAMETER))
-        closed = self._closed.returning(rank([a for a in new if a.alarm], parameters), step)
+        closed = self._closed.returning(rank([a for a in new if a.alarm], parameters), step, self.quiet_steps)
         if closed is not None:
             self._current, self._members, self._worst = closed.id, dict(closed.members), closed.worst
             self._since = step - LOOK_BACK_STEPS
             known = self.incidents[closed.id]
+            if closed.lasts_until(min(a.step for a in new if a.alarm), self.quiet_steps):
+                return new, known
             again = (*known.again, step)[-MAX_AGAIN:]
             return new, replace(known, again=again, returns=known.returns + 1)
         self._current = self._first_id + len(self.incidents)

@@ -29,6 +29,9 @@ DROPS_HALF: Final = 0.5
 ICCV 2017, rise towards it slowly)."""
 
 
+MODEL: Final = "model"
+"""The name of the whole model, whose path is empty."""
+
 DROPOUT: Final = "p"
 AT_ONCE: Final = 2
 """Modules whose dropout is switched off at one step on purpose: for the rest of a training that underfits (Liu et al.,
@@ -86,7 +89,7 @@ class ModuleSettingRule(Rule):
         for row in rows:
             series_id = int(record.ids[row])
             path = observed.table.series[series_id].name.partition(".")[2]
-            key = path.rpartition(".")[2]
+            module, _, key = path.rpartition(".")
             scheduled = self._changed.setdefault(key, record.step) != record.step
             now, before = float(record.values[row, VALUE]), float(record.values[row, MIN])
             constant = path in constants
@@ -94,11 +97,10 @@ class ModuleSettingRule(Rule):
                 before = constants.get(path, math.nan)
             if scheduled or record.step - self._first_step < SETTLED or _change(before, now) <= LEAST_CHANGE:
                 continue
-            module = observed.table.series[series_id].module or "model"
             odd = now <= 0.0 or before < DROPS_HALF <= now
             alarm = constant and (key not in SCHEDULED or odd) and not (is_dropped and key == DROPOUT)
             detail = (OPTION_CHANGE, self.name, key, now, before, SCORE, alarm)
-            found.append(Finding(series_id, row, *detail, passed_on=False, name=module, quantity="training"))
+            found.append(Finding(series_id, row, *detail, passed_on=False, name=module or MODEL, quantity="training"))
         return found
 
     def _constants_before(self, record: StepRecord, table: SeriesTable) -> dict[str, float]:

@@ -168,8 +168,8 @@ class StaleRule(Rule):
         """Return since when the tensor repeats."""
         if anomaly.quantity == DATA:
             return (
-                f"the data loader gives one batch again and again: {subject} is the same since step {anomaly.step} "
-                f"(norm {anomaly.value:.6g})"
+                f"the data loader gives the same data again and again: {subject} has not changed since step "
+                f"{anomaly.step} (norm {anomaly.value:.6g})"
             )
         return (
             f"{subject} does not move: it is exactly the same since step {anomaly.step} (norm {anomaly.value:.6g}), "

@@ -1,4 +1,4 @@
-"""Measures how near healthy runs come to the bounds of `anomaly/baselines/level_shifts.py` and `loss_level.py`.
+"""Measures how near healthy runs come to the bounds of `anomaly/baselines/levels/level_shifts.py` and `loss_level.py`.
 
     python benchmarks/detection/levels.py [--steps 200] [--seed 1000] [--tasks spirals,images] [--plans "AdamW 1e-3"]
 
@@ -28,7 +28,7 @@ from machine import describe_machine
 
 import trainsentry
 from trainsentry.anomaly.baselines import loss_level
-from trainsentry.anomaly.baselines.level_shifts import LevelShifts
+from trainsentry.anomaly.baselines.levels.level_shifts import LevelShifts
 from trainsentry.anomaly.detection import Detection
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.offline.history import records_of

@@ -19,7 +19,7 @@ FEWEST_ROWS: Final = 4
 """Rows among which one can be told from the others."""
 
 FEWEST_ELEMENTS: Final = 8
-"""Elements of a row below which it may be constant, or equal to another, by chance."""
+"""Elements of a row below which it may be constant, equal to another, or near zero, by chance."""
 
 TIMES: Final = 8.0
 """Least factor between a row's root mean square and the median of all rows."""
@@ -100,9 +100,11 @@ def _far_rows(given: InputRows) -> OddRows | None:
     if not (root > 0).all():
         return None
     logs = np.log(root)
-    distance = np.abs(logs - np.median(logs))
+    above = logs - np.median(logs)
+    distance = np.abs(above)
     spread = 1.4826 * float(np.median(distance))
-    far = rows_where((distance > math.log(TIMES)) & (distance > DEVIATIONS * spread))
+    may_be = (above > 0) | (given.elements >= FEWEST_ELEMENTS)
+    far = rows_where(may_be & (distance > math.log(TIMES)) & (distance > DEVIATIONS * spread))
     if not len(far) or len(far) > FEW * n:
         return None
     worst, usual = far[distance[far].argmax()], float(np.median(root))

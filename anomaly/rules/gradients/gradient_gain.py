@@ -163,8 +163,8 @@ class GradientGainRule(Rule):
         if anomaly.kind == UNDERFLOW:
             return f"{subject} is zero at step {anomaly.step}, although its module got an input and a gradient"
         return (
-            f"{subject} is {anomaly.value:.3g} times its usual since step {anomaly.step}, "
-            "for what its module gets in both passes"
+            f"{subject} is {anomaly.value:.3g} times as large since step {anomaly.step} as the inputs and gradients of "
+            "its module usually give"
         )
 
 

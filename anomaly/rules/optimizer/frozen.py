@@ -173,8 +173,11 @@ class FrozenRule(Rule):
         self._reported = arrays.series.column(bool)
         self._seen = arrays.series.column(bool)  # updates and gradients that have had a row
         self._in_step = arrays.series.column(bool)
+        self._without_since = arrays.series.column(np.int64, -1)  # of gradients that are missing
+        self._updated_at = arrays.series.column(np.int64, -1)
+        self._gradient_of: dict[str, int] = {}
         self._scalars: dict[str, int] = {}
-        arrays.series.before_growth(self._note_scalars)
+        arrays.series.before_growth(self._note_new)
         self._step = -1
         self._updated = self._excused = False
         self._zero_gradients: set[str] = set()
@@ -190,6 +193,7 @@ class FrozenRule(Rule):
         record = observed.record
         found = []
         if record.step != self._step:
+            self._note_missing_gradients()
             found = self._missing(observed.table)
             self._step, self._updated, self._excused, self._graded = record.step, False, False, False
             self._in_step.values[:] = False
@@ -210,6 +214,7 @@ class FrozenRule(Rule):
         ids, self._updated = record.ids[rows], True
         moved, still_for, reported = self._moved.values, self._still_for.values, self._reported.values
         self._in_step.values[ids] = self._seen.values[ids] = True
+        self._updated_at.values[ids] = record.step
         if self._excused:
             return []
         still = record.columns[NORM, rows] == 0
@@ -268,22 +273,37 @@ class FrozenRule(Rule):
         absent, reported = self._absent.values, self._reported.values
         gone = ~self._in_step.values & self._is_update.values & self._seen.values
         if gone.any():  # a loop may update a parameter fewer times in a step
-            updated = {table.series[i].name for i in rows_where(self._in_step.values).tolist()}
+            updated = {table.series[i].name for i in rows_where(self._in_step.values & self._is_update.values).tolist()}
             gone[[i for i in rows_where(gone).tolist() if table.series[i].name in updated]] = False
         if self._most_frozen:
             self._most_frozen, self._moved.values[gone] = False, 0
         self._absent_since.values[gone & (absent == 0)] = self._step
         absent[gone] += 1
         candidates = rows_where(gone & (self._moved.values >= MISSING_AFTER) & ~reported).tolist()
-        since = {i: int(self._absent_since.values[i]) for i in candidates if self._counts(i, table.series[i])}
+        since = {i: self._since(i, table.series[i].name) for i in candidates if self._counts(i, table.series[i])}
         # Where the backward pass is cut, what comes before the cut stops too: the module nearest to it is the last.
         places = {module: place for place, module in enumerate(table.series[i].module for i in since)}
         order = sorted(since, key=lambda i: -places[table.series[i].module])  # stable: weights stay ahead of biases
-        found = [*never, *(_finding(i, -1, since[i], since[i] - 1) for i in order)]
+        found = [*never, *(_finding(i, -1, *since[i]) for i in order)]
         if self._updates != NEVER_MOVED_AFTER:
             return found
         moving = {table.series[i].name for i in rows_where(self._is_update.values & self._seen.values).tolist()}
         return found + self._never_moved(table, moving)
+
+    def _since(self, series_id: int, name: str) -> tuple[int, int]:
+        """Return since when an update is missing, and when it was not: gradients may be sampled more often."""
+        absent, gradient = int(self._absent_since.values[series_id]), self._gradient_of.get(name, -1)
+        clean = int(self._updated_at.values[series_id])
+        without = int(self._without_since.values[gradient]) if gradient >= 0 else -1
+        return (without, without - 1) if clean < without <= absent else (absent, clean)
+
+    def _note_missing_gradients(self) -> None:
+        """Note since which step gradients are missing that the run has had, where others were sampled."""
+        if not self._graded:
+            return
+        since, in_step = self._without_since.values, self._in_step.values
+        since[(since < 0) & self._is_gradient.values & self._seen.values & ~in_step] = self._step
+        since[self._is_gradient.values & in_step] = -1
 
     def _without_gradient(self, table: SeriesTable) -> list[Finding]:
         """Return, once, the parameters that have had neither a gradient nor an update."""
@@ -321,7 +341,7 @@ class FrozenRule(Rule):
         record = observed.record
         gradients = self._is_gradient.values[record.where]
         self._graded |= bool(gradients.any())
-        self._seen.values[record.ids[gradients]] = True
+        self._seen.values[record.ids[gradients]] = self._in_step.values[record.ids[gradients]] = True
         rows = rows_where(gradients & (record.columns[NORM] == 0))
         self._zero_gradients |= {observed.table.series[i].name for i in record.ids[rows].tolist()}
 
@@ -338,10 +358,12 @@ class FrozenRule(Rule):
         series_id = self._scalars.get(quantity)
         return np.zeros(0, np.intp) if series_id is None else rows_where(record.ids == series_id)
 
-    def _note_scalars(self, first: int, new: Sequence[Series]) -> None:
+    def _note_new(self, first: int, new: Sequence[Series]) -> None:
         for i, series in enumerate(new, first):
             if series.scalar:
                 self._scalars.setdefault(series.quantity, i)
+            elif series.quantity == GRADIENT and not series.micro_step:
+                self._gradient_of.setdefault(series.name, i)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

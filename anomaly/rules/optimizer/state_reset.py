@@ -8,10 +8,11 @@ import numpy as np
 from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.recorded_options import RecordedOptions
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SQUARES
-from trainsentry.collectors.series import STEP_COUNTER
+from trainsentry.collectors.series import OPTION, STEP_COUNTER
 from trainsentry.collectors.statistics import INFS, MIN, NANS, NORM
 
 SCORE: Final = 60.0
@@ -21,25 +22,33 @@ COUNTED: Final = 10
 """Updates that a counter must have counted before it can be seen to start over."""
 
 LEAST_DECAY: Final = 0.8
-"""The smallest β assumed: 0.9 is the smallest in use, and the norm is rounded."""
+"""The smallest β assumed where no option tells it: 0.9 is the smallest in use, and the norm is rounded."""
+
+UPDATES: Final = 2
+"""Updates assumed for each step, so that a loop with two of them is no loss of state."""
 
 LONGEST_GAP: Final = 100
 """Steps between two samples at which the bound stops to tell anything: 0.8^100 is 2e-10."""
 
-LEAST_SHARE: Final = 0.5
-"""Share of the rows that must have fallen: a group that was reset on purpose (the row of a new token) is smaller."""
+LEAST_SHARE: Final = 0.25
+"""Share of the rows that must have fallen: what is reset on purpose, as for the row of a new token, is less. Where
+states were given to other parameters, some rise and some fall."""
+
+DECAY_OPTION: Final = "betas.1"
+OF_OPTION: Final = "exp_avg_sq"
+"""The option that is β, and the state whose decay it is."""
 
 
 class StateResetRule(Rule):
     """Finds state that has fallen below β^k of its norm k steps before, is negative, or counts from the start again.
 
-    A counter that returns to an earlier value belongs to a run that is rolled back and is left alone, unless it
-    returns to a value before its second sample.
+    A counter that returns to an earlier value belongs to a run that is rolled back and is left alone, as all its state
+    is, unless it returns to a value before its second sample.
     """
 
     name: ClassVar[str] = "state_reset"
     speaks_for: ClassVar[str | None] = STATE_RESET
-    quantities: ClassVar[frozenset[str]] = frozenset({OPTIMIZER_STATE})
+    quantities: ClassVar[frozenset[str]] = frozenset({OPTIMIZER_STATE, OPTION})
     statistics: ClassVar[frozenset[str]] = frozenset({"norm", "min"})
     state_key: ClassVar[str | None] = "squares"
 
@@ -49,10 +58,16 @@ class StateResetRule(Rule):
         self._norm = arrays.series.column(np.float64)
         self._step = arrays.series.column(np.int64)
         self._rate = arrays.series.column(np.float64)  # updates that a counter counts in a step
+        self._has_option = arrays.series.column(bool, of=lambda s: s.quantity == OF_OPTION)
+        self._options = RecordedOptions(arrays)
+        self._decay = math.inf
+        self._goes_back = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return a finding for each state that was lost."""
         record = observed.record
+        self._options.note(observed)
+        self._decay = min(self._decay, self._options.smallest(DECAY_OPTION))
         restarted = self._restarted(observed)
         finite = (record.columns[NANS] == 0) & (record.columns[INFS] == 0)  # a norm is of the finite elements
         rows = rows_where(self._is_square.values[record.where] & finite)
@@ -61,11 +76,11 @@ class StateResetRule(Rule):
         ids = record.ids[rows]
         norm = record.columns[NORM, rows]
         gap = np.maximum(record.step - self._step.values[ids], 1)
-        least = self._norm.values[ids] * LEAST_DECAY ** np.minimum(gap, LONGEST_GAP)
+        least = self._norm.values[ids] * self._decay_of(ids) ** np.minimum(gap, LONGEST_GAP)
         fallen = (norm < least) & (least > NOTHING) & (gap < LONGEST_GAP)
         negative = record.columns[MIN, rows] < -NOTHING
         self._norm.values[ids], self._step.values[ids] = norm, record.step
-        lost = rows_where(fallen).tolist() if fallen.sum() > LEAST_SHARE * len(rows) else []
+        lost = rows_where(fallen).tolist() if fallen.sum() > LEAST_SHARE * len(rows) and not self._goes_back else []
         return [
             *(_finding(int(ids[i]), int(rows[i]), "norm", float(norm[i]), float(least[i])) for i in lost),
             *(
@@ -75,9 +90,15 @@ class StateResetRule(Rule):
             *restarted,
         ]
 
+    def _decay_of(self, ids: Any) -> Any:
+        """Return the least factor of states in a step, shape (n,)."""
+        known = self._decay**UPDATES if math.isfinite(self._decay) else LEAST_DECAY
+        return np.where(self._has_option.values[ids], max(known, LEAST_DECAY), LEAST_DECAY)
+
     def _restarted(self, observed: Observed) -> list[Finding]:
-        """Return a finding for each counter that starts over."""
+        """Return a finding for each counter that starts over; note whether counters go back."""
         record = observed.record
+        self._goes_back = False
         rows = rows_where(self._is_counter.values[record.where])
         if not len(rows):
             return []
@@ -86,6 +107,7 @@ class StateResetRule(Rule):
         gap = np.maximum(record.step - self._step.values[ids], 1)
         counted = np.maximum(rate, 1.0) * gap
         restarted = (count < before) & (count <= counted) & (before > counted + COUNTED)
+        self._goes_back = bool(((count < before) & ~restarted).any())
         self._rate.values[ids] = np.where(count > before, (count - before) / gap, rate)
         self._norm.values[ids], self._step.values[ids] = count, record.step
         return [
@@ -107,7 +129,7 @@ class StateResetRule(Rule):
             )
         return (
             f"the norm of {subject} is {anomaly.value:.3g} at step {anomaly.step}, below {anomaly.expected:.3g}, the "
-            "least that its decay allows: the optimizer state was lost"
+            "least that its decay allows: the optimizer state was lost, or given to another parameter"
         )
 
     def saved(self, count: int) -> list[list[float]]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import FROZEN, SHIFT, Anomaly
-from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.optimizer.frozen import LEAST_RATIO
 from trainsentry.anomaly.rules.precision import BITS, significant_bits
 from trainsentry.anomaly.rules.rule import Observed, Rule
@@ -93,9 +93,10 @@ class _Modification:
 class WeightContinuityRule(Rule):
     """Finds a weight that was modified between two sampled steps, other than by its update.
 
-    Most weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in. Faulty memory
-    changes one, and a mix-up a few. A weight that is modified again and again counts unless that keeps it within a
-    bound. The updates of one that is exactly what it was at the sample before are lost.
+    Most weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in. It is no alarm, but
+    the first suspect where one follows. Faulty memory changes one, and a mix-up a few. A weight that is modified again
+    and again counts unless that keeps it within a bound. The updates of one that is exactly what it was at the sample
+    before are lost.
     """
 
     name: ClassVar[str] = "continuity"
@@ -200,7 +201,15 @@ class WeightContinuityRule(Rule):
         if broken.sum() <= max(1, MOST_AT_ONCE * len(ids)):
             for i in rows_where(odd).tolist():
                 self._note_modification(record, int(rows[i]), int(ids[i]), float(gap[i]), float(limits[i]))
+        elif 2 * odd.sum() > len(ids):
+            found.append(self._swapped(record, int(rows[odd][0]), int(ids[odd][0])))
         return found
+
+    def _swapped(self, record: StepRecord, row: int, series_id: int) -> Finding:
+        """Return the suspicion that most weights were modified, of which one is given."""
+        mean, expected = float(record.values[row, MEAN]), float(self._expected.values[series_id])
+        detail = (SHIFT, self.name, "mean", mean, expected, SCORE)
+        return Finding(series_id, row, *detail, alarm=False, last_clean=record.step - 1, passed_on=False, name=ALL)
 
     def _note_modification(self, record: StepRecord, row: int, series_id: int, gap: float, limit: float) -> None:
         low, high, mean = record.values[row, [MIN, MAX, MEAN]].tolist()
@@ -262,6 +271,11 @@ class WeightContinuityRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the mean, and the mean expected of the update."""
+        if anomaly.name == ALL:
+            return (
+                f"most parameters were modified outside the optimizer update before step {anomaly.step}: a checkpoint "
+                "was loaded, or other weights were swapped in"
+            )
         if anomaly.kind == FROZEN:
             return f"parameter {anomaly.name} is exactly what it was at step {anomaly.last_clean}: its updates are lost"
         return (

@@ -56,6 +56,17 @@ def test_trouble_that_comes_back_in_the_same_place_is_the_same_incident():
     assert Incident.from_json(again.to_json()) == again
 
 
+def test_what_began_while_an_incident_lasted_and_is_told_late_belongs_to_it():
+    """As the zeros of an output, which are known after several samples."""
+    incidents = log()
+    incidents.observe(5, [SOFT])
+    for step in range(6, LATER):
+        incidents.observe(step, [])
+    changed = incidents.observe(LATER, [replace(SOFT, step=8, name="drop.output.0", quantity="activation_output")])
+    assert (changed.id, changed.name, changed.again, changed.last_seen) == (1, "fc.weight", (), LATER)
+    assert len(changed.suspects) == 2
+
+
 def test_what_is_certain_or_long_after_or_of_another_rank_is_no_return():
     for other in (
         replace(HARD, step=LATER),

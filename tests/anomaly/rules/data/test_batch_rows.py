@@ -65,6 +65,15 @@ def test_healthy_batches_have_no_odd_rows(seed):
         assert odd_rows(batch(values, floating)) is None
 
 
+def test_of_single_numbers_one_may_be_near_zero_by_chance_and_none_may_be_far_larger():
+    """As the times of a diffusion model are."""
+    random = np.random.default_rng(0)
+    times = random.integers(1, 1000, (2000, 16, 1)).astype(float)
+    assert [odd_rows(batch(each)) for each in times] == [None] * len(times)
+    times[0, 5] = 1e6
+    assert odd_rows(batch(times[0])).words.startswith("row 5 of 16 is")
+
+
 def test_the_anomaly_is_of_the_data_at_the_step_of_the_batch(values):
     values[5] *= 300
     [found] = BatchRowsRule.judge(40, 1, [batch(values)])

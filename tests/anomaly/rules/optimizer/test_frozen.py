@@ -65,6 +65,20 @@ def test_an_update_that_is_missing_is_frozen_and_so_is_a_step_without_any(record
     assert records.table.series[found.series_id].name == "updated_parameters"
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_update_is_missing_since_its_gradient_is_where_gradients_are_sampled_more_often(
+    gradients, records, rule, judged
+):
+    def sizes(step):
+        updates = {U: 1.0, OTHER: 1.0} if step <= 66 else {OTHER: 1.0}
+        of_gradients = {G: 1.0, ("head.weight", "gradient"): 1.0} if step <= 66 else {("head.weight", "gradient"): 1.0}
+        return {**(updates if step % 10 == 0 else {}), **(of_gradients if gradients else {}), RATE: 1.0}
+
+    [found] = judged(rule, records, range(120), sizes)
+    assert records.table.series[found.series_id].name == "fc.weight"
+    assert (found.step, found.last_clean) == ((67, 66) if gradients else (70, 60))
+
+
 def test_of_updates_that_go_missing_at_once_the_module_nearest_to_the_cut_comes_first(records, rule, judged):
     cut = [(name, "update") for name in ("a.weight", "a.bias", "b.weight", "b.bias")]
     assert judged(rule, records, range(6), dict.fromkeys([*cut, OTHER], 1.0)) == []

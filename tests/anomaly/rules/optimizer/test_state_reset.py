@@ -30,6 +30,27 @@ def test_squares_that_become_nan_are_not_lost(alone, judged):
     assert rule(broken) == [], "the norm is of the finite elements, and there are none"
 
 
+def test_states_that_were_given_to_other_parameters_break_the_bound_of_their_decay(alone, judged):
+    """As from a checkpoint that names them by number, in another order: some fall, and as many rise."""
+    sizes = {(f"{i}.weight", "exp_avg_sq"): 1.0 - 0.5 * (i % 2) for i in range(6)}
+    betas = {("option.0.0.lr", "option.0.0.lr"): 1e-3, ("option.0.0.betas.1", "option.0.0.betas.1"): 0.99}
+    records = Records()
+    rule = alone(StateResetRule, records.table)
+    assert judged(rule, records, range(0, 50, 10), {**betas, **sizes}) == []
+    moved = {**betas, **{key: 1.5 - size for key, size in sizes.items()}}
+    found = judged(rule, records, [50], moved)
+    assert [records.table.series[f.series_id].name for f in found] == ["0.weight", "2.weight", "4.weight"]
+    assert judged(rule, records, [60], moved) == []
+
+
+def test_a_run_that_is_rolled_back_after_a_divergence_has_smaller_squares(alone, judged):
+    records = Records()
+    rule = alone(StateResetRule, records.table)
+    counter = ("fc.weight", "step")
+    assert judged(rule, records, range(0, 101, 10), lambda s: {counter: s + 1.0, SQUARES: 1.0 + s**4}) == []
+    assert judged(rule, records, [110], {counter: 51.0, SQUARES: 1.0}) == []
+
+
 @pytest.mark.parametrize(("count", "is_found"), [(7, True), (40, False), (111, False)])
 def test_a_counter_that_starts_over_is_lost_state_and_one_that_is_rolled_back_is_not(count, is_found, alone, judged):
     records = Records()

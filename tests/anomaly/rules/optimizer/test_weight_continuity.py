@@ -9,6 +9,7 @@ from step_records import Records
 from tiny_models import EVERY_STEP, mlp
 
 import trainsentry
+from trainsentry.anomaly.finding import ALL
 from trainsentry.anomaly.rules.optimizer.weight_continuity import HELD_FOR, WAIT, WeightContinuityRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import MAX, MEAN
@@ -60,20 +61,21 @@ def test_what_changes_several_weights_at_once_is_intended_and_leaves_the_rule_as
     names, found = weights.names[:number], []
     for step in range(STEPS):
         found += weights.step(step, dict.fromkeys(names, 0.5) if step == STEPS - 5 else {})
-    assert weights.named(found) == (list(names) if number == 1 else [])
+    assert weights.named([f for f in found if f.alarm]) == (list(names) if number == 1 else [])
+    assert [(f.name, f.last_clean) for f in found if not f.alarm] == [(ALL, STEPS - 6)] * (number == 5)
     off = {9 * STEPS: {"b": 0.01}}
     found = [f for step in range(STEPS, 10 * STEPS) for f in weights.step(step, off.get(step))]
     assert weights.named(found) == ["b"]
 
 
-@pytest.mark.parametrize(("number", "is_found"), [(2, True), (4, True), (5, False), (16, False)])
+@pytest.mark.parametrize(("number", "is_found"), [(2, True), (4, True), (5, False), (8, False), (16, False)])
 def test_a_few_of_many_weights_at_once_are_a_mix_up_and_most_are_intended(number, is_found, alone):
     weights = Weights(alone, [f"w{i}" for i in range(16)])
     names, found = weights.names[:number], []
     for step in range(STEPS):
         found += weights.step(step, dict.fromkeys(names, 0.5) if step == STEPS - 5 else {})
-    assert weights.named(found) == (names if is_found else [])
-    assert {f.step for f in found} <= {STEPS - 5}
+    assert weights.named([f for f in found if f.alarm]) == (names if is_found else [])
+    assert {f.step for f in found if f.alarm} <= {STEPS - 5}
 
 
 def by_rate(step):
@@ -186,9 +188,23 @@ def clamp_one(step, model):
     model[2].bias.clamp_(max=0.02)
 
 
-def load_old(step, model):
+def load_another(step, model):
     if step == 30:
-        model.load_state_dict({k: v * 0.5 for k, v in model.state_dict().items()})
+        model.load_state_dict({k: v * -3.0 for k, v in model.state_dict().items()})
+
+
+def test_other_weights_that_were_swapped_in_are_the_first_suspect_of_what_follows(tmp_path, caplog):
+    caplog.set_level(logging.CRITICAL, "trainsentry")
+    [incident] = train(tmp_path, load_another)
+    assert (incident.name, incident.quantity, incident.step) == (ALL, "parameter", 30)
+    assert "most parameters were modified outside the optimizer update before step 30" in incident.summary
+    assert len(incident.suspects) > 1  # it is no alarm of its own
+
+
+def scale_slightly(step, model):
+    if step == 30:
+        for p in model.parameters():
+            p.mul_(1.001)
 
 
 def reset_head(step, model):
@@ -197,7 +213,7 @@ def reset_head(step, model):
         torch.nn.init.zeros_(model[2].bias)
 
 
-@pytest.mark.parametrize("change", [swap_averages, clamp_one, load_old, reset_head])
+@pytest.mark.parametrize("change", [swap_averages, clamp_one, scale_slightly, reset_head])
 def test_what_loops_do_to_weights_on_purpose_is_not_reported(tmp_path, change):
     incidents = train(tmp_path, change, steps=80)
     assert not [s for i in incidents for s in i.suspects if "outside the optimizer update" in s.evidence]

@@ -1,10 +1,13 @@
 """A loss that is higher from one step on is told by that step, though it swings; spikes, trends and swings are not."""
 
+import math
+
 import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.baselines.loss_level import NEW, YOUNG
+from trainsentry.anomaly.baselines.levels.loss_level import YOUNG
+from trainsentry.anomaly.baselines.levels.rank_test import NEW
 from trainsentry.anomaly.detection import Detection
 
 LOSS = ("loss", "loss")
@@ -50,6 +53,17 @@ def test_trouble_that_a_run_has_got_over_excuses_no_other_for_good():
         return 2.0 if 70 <= step < 110 else 1.6 if step >= 800 else 1.0
 
     assert ("loss", 800) in told(level, 840, swing=0.1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_that_falls_has_risen_where_it_is_above_its_fall(seed):
+    """The fall makes the range of the old losses as wide as the rise: labels one row off, at a loss that fell."""
+
+    def falls(step):
+        return math.exp(-step / 120)
+
+    assert told(falls, swing=0.05, seed=seed) == []
+    assert ("loss", 100) in told(lambda step: 1.5 * falls(100) if step >= 100 else falls(step), swing=0.05, seed=seed)
 
 
 def test_a_young_run_may_get_worse():

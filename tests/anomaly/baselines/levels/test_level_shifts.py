@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.baselines.recent_range import FEWEST, WAIT
+from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.collectors.statistics import ZEROS

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
-from trainsentry.anomaly.baselines.recent_range import FEWEST, WAIT, RecentRange
+from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
 from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed
