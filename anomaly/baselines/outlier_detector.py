@@ -148,11 +148,11 @@ class OutlierDetector:
         listed = self._listed(scored, verdict, judged, odd_scalars, record.step) & ~wrong
         make = OutlierFindings(observed, scored, divisor)
         in_a_row = self.scoring.baseline.outliers[record.where]
-        levels = self._levels.judge(observed, scored, divisor, rejected, self._loss_level.is_usual)
+        levels = self._levels.judge(observed, scored, divisor, rejected, self._loss_level)
         if self._levels.data_is_renewed:
             self._loss_level.reset()
         for finding in levels:
-            self._loss_level.forget(finding.series_id)
+            self._loss_level.note_told(finding)
         levels += self._loss_level.judge(observed)
         levels += self._input_level.judge(observed, self._loss_level.is_worse_since)
         return Outliers(

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -10,6 +9,8 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
+from trainsentry.anomaly.baselines.levels.early_levels import TWICE, early_levels
+from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
 from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
@@ -111,6 +112,7 @@ class LevelShifts:
         self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._is_forward = series.column(bool, of=lambda s: s.quantity in _FORWARD and not s.scalar)
         self.data_is_renewed = False
         self._range = RecentRange(arrays)
         self._divisors = series.column(np.float32, 1.0)
@@ -127,12 +129,12 @@ class LevelShifts:
         scored: ScoredRecord,
         divisors: Floats,
         rejected: Mask,
-        is_usual: Callable[[Finding], bool],
+        loss: LossLevel,
     ) -> list[Finding]:
         """Return the series that have left their range, by their first sample beyond it; take in the record.
 
         `divisors` are the known factors in the sizes of rows, shape (n,); no row of the mask `rejected` is taken in.
-        `is_usual` says of which findings the run has seen the like.
+        `loss` knows which rises the run has seen before, and whether the loss is worse.
         """
         record, self.data_is_renewed = observed.record, False
         is_taken = self._is_followed.values[record.where] & ~rejected & ~observed.excused
@@ -149,6 +151,7 @@ class LevelShifts:
         self._range.take_in(ids, features, record.step)
         self._divisors.values[ids] = divisors[rows]
         leaps = self._lone_leaps(observed, ids, rows, scored.floor)
+        leaps += self._early(observed, ids, rows, loss)
         places = self._range.outside(ids)
         self.data_is_renewed = self._is_renewed(ids, places)
         if self.data_is_renewed:  # the same batch again and again, which a program takes for a while, and then another
@@ -158,10 +161,21 @@ class LevelShifts:
             return leaps
         found = self._apart(ids, places, self._beyond(ids[places]))
         findings = [self._shift(observed, int(rows[places[i]]), found[i]) for i in sorted(found)]
-        findings = [finding for finding in findings if not is_usual(finding)]
+        findings = [finding for finding in findings if not loss.is_usual(finding)]
         self.reset(ids[places[list(found)]])
         told = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
         return leaps + [finding for finding in told if finding.row not in {leap.row for leap in leaps}]
+
+    def _early(self, observed: Observed, ids: Any, rows: Any, loss: LossLevel) -> list[Finding]:
+        """Return the activations that are far beyond the few samples known of them, by the first one beyond."""
+        narrowest = self._narrowest.values[:, ids]
+        found = early_levels(self._range, ids, self._is_forward.values[ids], narrowest, loss.is_worse_since)
+        findings = []
+        for place, (feature, middle, apart) in found.items():
+            beyond = feature, middle, min(DEVIATIONS * (0.5 + apart), LARGEST_SCORE)
+            findings.append(self._shift(observed, int(rows[place]), beyond, first=WAIT - TWICE))
+        self.reset(ids[list(found)])
+        return _placed(findings, observed)
 
     def _is_renewed(self, ids: Any, places: Any) -> bool:
         """Whether all inputs of the model were one batch until now, and have given way to one of nearly their size."""
@@ -257,11 +271,11 @@ class LevelShifts:
         of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
         return of_age
 
-    def _shift(self, observed: Observed, row: int, beyond: _Beyond) -> Finding:
-        """Return the finding of a series that has another level, by its first sample beyond its range."""
+    def _shift(self, observed: Observed, row: int, beyond: _Beyond, first: int = 0) -> Finding:
+        """Return the finding of a series that has another level, by its first newest sample beyond its range."""
         series_id = int(observed.record.ids[row])
-        last_clean, onset = (int(step) for step in self._range.steps[:2, series_id])
-        sample = float(self._range.newest[0, beyond[0], series_id])
+        last_clean, onset = (int(step) for step in self._range.steps[first : first + 2, series_id])
+        sample = float(self._range.newest[first, beyond[0], series_id])
         shift = self._finding(observed, row, beyond, sample, kind=SHIFT, detector=LEVEL_SHIFTS)
         return replace(shift, step=onset, last_clean=last_clean)
 

@@ -46,8 +46,8 @@ SCORE: Final = 25.0
 
 WORSE: Final = 0.75
 BESIDE: Final = 16
-"""Least share of the pairs of a loss since some step, and of one of so many before, in which the later one is larger,
-where something else has changed at that step: without a change it comes to it once in fifty times."""
+"""Least share of the pairs of one of the `NEW` first losses since some step, and of one of so many before, in which the
+later one is larger, where something else has changed at that step: else it comes to it once in fifty times."""
 
 
 @dataclass(slots=True)
@@ -55,12 +55,14 @@ class _Losses:
     """The newest losses of a series with their steps, how many it has had, and how far they have risen lately.
 
     The newest rises wait in `rises` until a fault that they may show would have been told; then they are `usual`.
+    `risen_at` is the step of the last rise that was told.
     """
 
     newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=OLD + NEW))
     seen: int = 0
     rises: deque[float] = field(default_factory=deque)
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED // EVERY))
+    risen_at: int = -1
 
     @property
     def largest_rise(self) -> float:
@@ -85,8 +87,10 @@ class _Losses:
         self.rises.clear()
 
     def are_worse_since(self, step: int) -> bool:
-        """Whether the losses from a step on are mostly above the last ones before it."""
-        new = np.array([loss for at, loss in self.newest if at >= step])
+        """Whether the first losses from a step on are mostly above the last ones before it, or were told to be."""
+        if 0 <= self.risen_at - step < NEW:
+            return True
+        new = np.array([loss for at, loss in self.newest if at >= step][:NEW])
         old = np.array([loss for at, loss in self.newest if at < step][-BESIDE:])
         return len(new) > 0 and len(old) == BESIDE and share_above(old, new) >= WORSE
 
@@ -105,10 +109,12 @@ class LossLevel:
         """Forget all losses, after a change that the user has declared."""
         self._known.clear()
 
-    def forget(self, series_id: int) -> None:
+    def note_told(self, finding: Finding) -> None:
         """Forget the losses of a series, whose rise has been told."""
-        if series_id in self._known:
-            self._known[series_id].forget()
+        known = self._known.get(finding.series_id)
+        if known is not None and finding.step is not None:
+            known.forget()
+            known.risen_at = finding.step
 
     def is_usual(self, finding: Finding) -> bool:
         """Whether the run's loss has risen nearly as far before as a finding says that it has now."""
@@ -117,9 +123,10 @@ class LossLevel:
             return False
         return math.log(finding.value / finding.expected) < TIMES_USUAL * known.largest_rise
 
-    def is_worse_since(self, step: int) -> bool:
-        """Whether a loss is mostly above its last values from a step on."""
-        return any(known.are_worse_since(step) for known in self._known.values())
+    def is_worse_since(self, step: int, last: int | None = None) -> bool:
+        """Whether the first losses from a step on are mostly above those before it, or from any step up to `last`."""
+        steps = range(step, (step if last is None else last) + 1)
+        return any(known.are_worse_since(at) for known in self._known.values() for at in steps)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Take in the losses of a record; return those that have risen, by the first step of the higher ones."""
@@ -133,7 +140,7 @@ class LossLevel:
             known.add(record.step, loss)
             if len(known.newest) == OLD + NEW and known.seen >= YOUNG and (risen := _risen(known, series_id, row)):
                 found.append(risen)
-                known.forget()
+                self.note_told(risen)
         return found
 
 

@@ -32,6 +32,7 @@ class RecentRange:
         self._newest = series.column(np.float32, np.nan, shape=(WAIT, *shape))
         self._steps = series.column(np.int64, -1, shape=(1 + WAIT,))
         self._taken = series.column(np.int64)
+        self._begun = series.column(np.int64, -1)
 
     @property
     def low(self) -> Floats:
@@ -69,6 +70,11 @@ class RecentRange:
         """Samples since the last `reset`."""
         return self._taken.values
 
+    @property
+    def begun(self) -> Integers:
+        """The step of the first of these samples."""
+        return self._begun.values
+
     def reset(self, ids: Any) -> None:
         """Forget the past of series."""
         for low, high in ((self._low, self._high), (self._block_low, self._block_high), (self._lows, self._highs)):
@@ -78,6 +84,7 @@ class RecentRange:
     def take_in(self, ids: Any, features: Floats, step: int) -> None:
         """Move the oldest of the newest samples into the range, and append a sample of each series."""
         newest, steps, taken = self.newest, self.steps, self.taken[ids]
+        self.begun[ids] = np.where(taken == 0, step, self.begun[ids])
         oldest = newest[0][:, ids]  # NaN while there are fewer than three, which no minimum takes
         for low, high in ((self._low, self._high), (self._block_low, self._block_high)):
             low.values[:, ids] = np.fmin(low.values[:, ids], oldest)

@@ -1,0 +1,52 @@
+"""What a module gives is known after few samples: it is told where two of them are far apart from those before."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.detection import Detection
+from trainsentry.collectors.statistics import MEAN
+
+OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
+GRADIENTS = [(f"blocks.{i}.fc.weight", "gradient") for i in range(8)]
+LOSS = ("loss", "loss")
+EVERY = 10
+"""Steps between two samples of activations, as by default."""
+
+
+def told(size, *, at=93, mean=0.0, loss=1.0, steps=130, every=EVERY, seed=0):
+    """Return the alarms of a run in which an output has another size and mean from a step on, as has the loss."""
+    records, random, found = Records(), np.random.default_rng(seed), []
+    detection = Detection(records.table)
+    for step in range(steps):
+        sizes = dict.fromkeys(GRADIENTS, 1.0) | {LOSS: loss if step >= at else 1.0}
+        if step % every == 0:
+            sizes |= dict.fromkeys(OUT, 1.0) | {OUT[3]: size if step >= at else 1.0}
+        noisy = {key: each * float(np.exp(0.02 * random.standard_normal())) for key, each in sizes.items()}
+        record = records.step(step, noisy)
+        if step % every == 0:
+            record.values[-len(OUT) + 3, MEAN] = (mean if step >= at else 0.0) + 0.005 * random.standard_normal()
+        found += [(a.name, a.quantity, a.step, a.last_clean) for a in detection.judge(record) if a.alarm]
+    return [each for each in found if each[1] == "activation_output"]
+
+
+@pytest.mark.parametrize("size", [0.6, 1.7])
+def test_another_size_is_told_by_its_first_sample(size):
+    assert told(size)[:1] == [(*OUT[3], 100, 90)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mean_that_turns_is_told_where_the_loss_is_worse(seed):
+    assert told(1.0, mean=0.2, seed=seed) == []
+    assert told(1.0, mean=0.2, loss=1.15, seed=seed)[:1] == [(*OUT[3], 100, 90)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_and_a_size_that_changes_little_are_nothing(seed):
+    assert told(1.0, steps=340, seed=seed) == []
+    assert told(1.08, seed=seed) == []
+
+
+def test_samples_of_steps_in_a_row_are_no_past_yet():
+    """A model that begins to learn changes within steps."""
+    assert told(1.7, at=25, every=1, steps=40) == []
