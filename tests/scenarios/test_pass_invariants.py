@@ -103,6 +103,39 @@ def test_a_checkpoint_that_is_loaded_again_has_lost_no_state(tmp_path, family):
 
 
 @both_families
+@everything
+def test_other_weights_that_are_swapped_in_and_not_back_are_the_first_suspect(tmp_path, family, collect):
+    def swap(model, stepper, step):
+        if step == FAULT:
+            for parameter in model.parameters():
+                parameter.data.mul_(-1.5)
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=swap, steps=FAULT + 8)
+    assert (found.name, found.quantity) == ("all", "parameter")
+    assert f"most parameters were modified outside the optimizer update before step {FAULT}" in found.summary
+
+
+@both_families
+@both_configurations
+def test_states_that_were_given_to_other_parameters_are_named(tmp_path, family, collect):
+    """As from a checkpoint that names them by number, in another order."""
+
+    def rotate(model, stepper, step):
+        by_shape = {}
+        for state in stepper.state.values():
+            by_shape.setdefault(state["exp_avg_sq"].shape, []).append(state)
+        for states in by_shape.values() if step == FAULT else ():
+            for name in ("exp_avg", "exp_avg_sq"):
+                moved = [state[name] for state in states]
+                for state, other in zip(states, [*moved[1:], moved[0]], strict=True):
+                    state[name] = other
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=rotate, steps=SAMPLED + 2)
+    assert found.quantity in {"exp_avg", "exp_avg_sq"}
+    assert FAULT <= found.step <= SAMPLED
+
+
+@both_families
 @both_configurations
 def test_a_gradient_that_is_zero_although_its_module_got_one_is_named(tmp_path, family, collect):
     name = f"{MODULE[family]}.weight"
