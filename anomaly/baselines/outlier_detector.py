@@ -151,6 +151,7 @@ class OutlierDetector:
         levels = self._levels.judge(observed, scored, divisor, rejected, self._loss_level)
         if self._levels.data_is_renewed:
             self._loss_level.reset()
+            self._input_level.reset()
         for finding in levels:
             self._loss_level.note_told(finding)
         levels += self._loss_level.judge(observed)
@@ -170,9 +171,9 @@ class OutlierDetector:
     def _expect_levels(self, *, may_all_change: bool) -> None:
         """Forget levels that may change by right: all, or those that the learning rate moves."""
         if may_all_change:
-            self._loss_level.reset()
             self._input_level.reset()
         if may_all_change or self._known.rate_has_risen:
+            self._loss_level.reset()
             self._levels.reset(slice(None))
 
     def _changed_sign(self, record: StepRecord, scalar: Mask) -> Mask:

@@ -1,7 +1,7 @@
 """Remembers incidents that have ended, so that trouble which comes back in the same place is the same incident."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,13 +35,14 @@ class ClosedIncident:
     first: tuple[int, str, str]
     names: frozenset[tuple[int, str]]
     certain: bool
+    first_seen: int
     last_seen: int
     members: Mapping[MemberKey, Anomaly]
     worst: Anomaly
 
-    def lasts_until(self, step: int, quiet_steps: int) -> bool:
-        """Whether the incident had not ended at a step: it ends with `quiet_steps` steps without an alarm."""
-        return step - self.last_seen <= quiet_steps
+    def lasts_over(self, steps: Iterable[int], quiet_steps: int) -> bool:
+        """Whether the incident lasted at all of some steps: it ends with `quiet_steps` steps without an alarm."""
+        return all(self.first_seen - quiet_steps <= step <= self.last_seen + quiet_steps for step in steps)
 
 
 class ClosedIncidents:
@@ -60,6 +61,7 @@ class ClosedIncidents:
                 (incident.rank, incident.name, incident.quantity),
                 frozenset((a.rank, a.name) for a in members.values()),
                 worst.kind in CERTAIN,
+                incident.first_seen,
                 incident.last_seen,
                 dict(list(members.items())[:MAX_MEMBERS]),
                 worst,
@@ -70,18 +72,18 @@ class ClosedIncidents:
         """Return the ended incident to which alarms at a step belong, the newest of several; None for new trouble.
 
         They belong to it when their first suspect is its first suspect, when they are its aftermath (weights and
-        optimizer state of its series alone), or when they began within `quiet_steps` of it: some are told only after
-        several samples. A certain fault in a place that was only unusual before is new trouble.
+        optimizer state of its series alone), or when all began while it lasted: some are told only after several
+        samples. A certain fault in a place that was only unusual before is new trouble.
         """
         if not ranked:
             return None
-        first, began = ranked[0].anomaly, min(r.anomaly.step for r in ranked)
+        first, steps = ranked[0].anomaly, [r.anomaly.step for r in ranked]
         certain = any(r.anomaly.kind in CERTAIN for r in ranked)
         for closed in reversed(self._closed):
             since = step - closed.last_seen
             if not 0 <= since <= RETURN_STEPS or (certain and not closed.certain):
                 continue
-            if closed.lasts_until(began, quiet_steps) or closed.first == (first.rank, first.name, first.quantity):
+            if closed.lasts_over(steps, quiet_steps) or closed.first == (first.rank, first.name, first.quantity):
                 return closed
             if since <= AFTERMATH_STEPS and all(_is_carried(r.anomaly, closed) for r in ranked):
                 return closed

@@ -113,7 +113,7 @@ class IncidentLog:
             self._current, self._members, self._worst = closed.id, dict(closed.members), closed.worst
             self._since = step - LOOK_BACK_STEPS
             known = self.incidents[closed.id]
-            if closed.lasts_until(min(a.step for a in new if a.alarm), self.quiet_steps):
+            if closed.lasts_over([a.step for a in new if a.alarm], self.quiet_steps):
                 return new, known
             again = (*known.again, step)[-MAX_AGAIN:]
             return new, replace(known, again=again, returns=known.returns + 1)

@@ -168,8 +168,8 @@ class StaleRule(Rule):
         """Return since when the tensor repeats."""
         if anomaly.quantity == DATA:
             return (
-                f"the data loader gives the same data again and again: {subject} has not changed since step "
-                f"{anomaly.step} (norm {anomaly.value:.6g})"
+                f"{subject} is the same batch after batch since step {anomaly.step} (norm {anomaly.value:.6g}): the data "
+                "loader repeats it"
             )
         return (
             f"{subject} does not move: it is exactly the same since step {anomaly.step} (norm {anomaly.value:.6g}), "

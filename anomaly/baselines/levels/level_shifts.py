@@ -9,7 +9,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
-from trainsentry.anomaly.baselines.levels.early_levels import TWICE, early_levels
+from trainsentry.anomaly.baselines.levels.early_levels import early_levels
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
 from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
@@ -171,9 +171,9 @@ class LevelShifts:
         narrowest = self._narrowest.values[:, ids]
         found = early_levels(self._range, ids, self._is_forward.values[ids], narrowest, loss.is_worse_since)
         findings = []
-        for place, (feature, middle, apart) in found.items():
+        for place, (feature, middle, apart, first) in found.items():
             beyond = feature, middle, min(DEVIATIONS * (0.5 + apart), LARGEST_SCORE)
-            findings.append(self._shift(observed, int(rows[place]), beyond, first=WAIT - TWICE))
+            findings.append(self._shift(observed, int(rows[place]), beyond, first))
         self.reset(ids[list(found)])
         return _placed(findings, observed)
 

@@ -46,8 +46,10 @@ SCORE: Final = 25.0
 
 WORSE: Final = 0.75
 BESIDE: Final = 16
-"""Least share of the pairs of one of the `NEW` first losses since some step, and of one of so many before, in which the
-later one is larger, where something else has changed at that step: else it comes to it once in fifty times."""
+FEWEST_WORSE: Final = 6
+"""Least share of the pairs of one of the `NEW` first losses since some step, of which so many must be known, and of one
+of so many before, in which the later one is larger, where something else has changed at that step. Without a change
+it comes to it once in thirty times, and more often where the step is not known and several are tried."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class _Losses:
         """Append a loss; a run that goes back begins anew."""
         if self.newest and step < self.newest[-1][0]:
             self.newest.clear()
+            self.risen_at = -1
         self.newest.append((step, loss))
         self.seen += 1
         if len(self.newest) == OLD + NEW and self.seen >= YOUNG and self.seen % EVERY == 0:
@@ -92,7 +95,7 @@ class _Losses:
             return True
         new = np.array([loss for at, loss in self.newest if at >= step][:NEW])
         old = np.array([loss for at, loss in self.newest if at < step][-BESIDE:])
-        return len(new) > 0 and len(old) == BESIDE and share_above(old, new) >= WORSE
+        return len(new) >= FEWEST_WORSE and len(old) == BESIDE and share_above(old, new) >= WORSE
 
 
 class LossLevel:
@@ -124,9 +127,13 @@ class LossLevel:
         return math.log(finding.value / finding.expected) < TIMES_USUAL * known.largest_rise
 
     def is_worse_since(self, step: int, last: int | None = None) -> bool:
-        """Whether the first losses from a step on are mostly above those before it, or from any step up to `last`."""
-        steps = range(step, (step if last is None else last) + 1)
-        return any(known.are_worse_since(at) for known in self._known.values() for at in steps)
+        """Whether the first losses from a step on are mostly above those before it, or so from a loss up to `last`."""
+        last = step if last is None else last
+        return any(
+            known.are_worse_since(at)
+            for known in self._known.values()
+            for at in {step, *(at for at, _ in known.newest if step <= at <= last)}
+        )
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Take in the losses of a record; return those that have risen, by the first step of the higher ones."""

@@ -72,14 +72,14 @@ class RecentRange:
 
     @property
     def begun(self) -> Integers:
-        """The step of the first of these samples."""
+        """The step of the first of these samples, -1 where it was in an earlier run."""
         return self._begun.values
 
     def reset(self, ids: Any) -> None:
         """Forget the past of series."""
         for low, high in ((self._low, self._high), (self._block_low, self._block_high), (self._lows, self._highs)):
             low.values[..., ids], high.values[..., ids] = np.inf, -np.inf
-        self.newest[..., ids], self.steps[..., ids], self.taken[ids] = np.nan, -1, 0
+        self.newest[..., ids], self.steps[..., ids], self.taken[ids], self.begun[ids] = np.nan, -1, 0, -1
 
     def take_in(self, ids: Any, features: Floats, step: int) -> None:
         """Move the oldest of the newest samples into the range, and append a sample of each series."""

@@ -192,6 +192,8 @@ class FrozenRule(Rule):
         """Return the frozen parameters; a missing update is known when the next step begins."""
         record = observed.record
         found = []
+        if record.step < self._step:  # the run went back
+            self._updated_at.values[:] = self._without_since.values[:] = -1
         if record.step != self._step:
             self._note_missing_gradients()
             found = self._missing(observed.table)

@@ -67,10 +67,6 @@ class RecordedOptions:
         """Return the largest value of an option, 0 where no group has it."""
         return max((group[key] for group in self._groups.values() if key in group), default=0.0)
 
-    def smallest(self, key: str) -> float:
-        """Return the smallest value of an option, Inf where no group has it."""
-        return min((group[key] for group in self._groups.values() if key in group), default=math.inf)
-
 
 class ParameterNumbers:
     """Numbers the parameters that series belong to, by stage and name."""

@@ -8,11 +8,11 @@ import numpy as np
 from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.optimizer.recorded_options import RecordedOptions
+from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SQUARES
-from trainsentry.collectors.series import OPTION, STEP_COUNTER
+from trainsentry.collectors.series import OPTION, STEP_COUNTER, Series
 from trainsentry.collectors.statistics import INFS, MIN, NANS, NORM
 
 SCORE: Final = 60.0
@@ -22,10 +22,11 @@ COUNTED: Final = 10
 """Updates that a counter must have counted before it can be seen to start over."""
 
 LEAST_DECAY: Final = 0.8
-"""The smallest β assumed where no option tells it: 0.9 is the smallest in use, and the norm is rounded."""
+"""The smallest β assumed for a step where options and counters do not tell it: 0.9 is the smallest in use, and the
+norm is rounded."""
 
-UPDATES: Final = 2
-"""Updates assumed for each step, so that a loop with two of them is no loss of state."""
+SLACK: Final = 0.8
+"""Share of the bound that must remain where both tell it: some optimizers take a smaller β in their first steps."""
 
 LONGEST_GAP: Final = 100
 """Steps between two samples at which the bound stops to tell anything: 0.8^100 is 2e-10."""
@@ -40,7 +41,7 @@ OF_OPTION: Final = "exp_avg_sq"
 
 
 class StateResetRule(Rule):
-    """Finds state that has fallen below β^k of its norm k steps before, is negative, or counts from the start again.
+    """Finds state that has fallen below β^k of its norm k updates before, is negative, or counts from the start again.
 
     A counter that returns to an earlier value belongs to a run that is rolled back and is left alone, as all its state
     is, unless it returns to a value before its second sample.
@@ -55,31 +56,40 @@ class StateResetRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_square = arrays.series.column(bool, of=lambda s: s.quantity in SQUARES)
         self._is_counter = arrays.series.column(bool, of=lambda s: s.quantity == STEP_COUNTER and not s.scalar)
-        self._norm = arrays.series.column(np.float64)
+        self._owners = ParameterNumbers()
+        self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
+        # At the last sample: norm, elements, step, and of squares their parameter's count of updates.
+        self._norm, self._numel = arrays.series.column(np.float64), arrays.series.column(np.float64)
         self._step = arrays.series.column(np.int64)
+        self._count = arrays.series.column(np.float64, np.nan)
         self._rate = arrays.series.column(np.float64)  # updates that a counter counts in a step
         self._has_option = arrays.series.column(bool, of=lambda s: s.quantity == OF_OPTION)
         self._options = RecordedOptions(arrays)
-        self._decay = math.inf
-        self._goes_back = False
+        self._counts = ByParameter(1)  # of this step
+        self._least_beta = math.inf
+        self._now, self._goes_back = -1, False
 
     def judge(self, observed: Observed) -> list[Finding]:
-        """Return a finding for each state that was lost."""
+        """Return a finding for each state that was lost; a step may come in several records."""
         record = observed.record
-        self._options.note(observed)
-        self._decay = min(self._decay, self._options.smallest(DECAY_OPTION))
+        if record.step != self._now:
+            self._now, self._goes_back = record.step, False
+            self._counts.clear()
+        self._note_options(observed)
         restarted = self._restarted(observed)
         finite = (record.columns[NANS] == 0) & (record.columns[INFS] == 0)  # a norm is of the finite elements
         rows = rows_where(self._is_square.values[record.where] & finite)
         if not len(rows):
             return restarted
-        ids = record.ids[rows]
-        norm = record.columns[NORM, rows]
-        gap = np.maximum(record.step - self._step.values[ids], 1)
-        least = self._norm.values[ids] * self._decay_of(ids) ** np.minimum(gap, LONGEST_GAP)
-        fallen = (norm < least) & (least > NOTHING) & (gap < LONGEST_GAP)
+        ids, norm = record.ids[rows], record.columns[NORM, rows]
+        least = self._least(ids, observed.numel[rows], record.step)
+        fallen = (norm < least) & (least > NOTHING)
         negative = record.columns[MIN, rows] < -NOTHING
         self._norm.values[ids], self._step.values[ids] = norm, record.step
+        self._numel.values[ids], self._count.values[ids] = (
+            observed.numel[rows],
+            self._counts.get(self._owner.values[ids])[0],
+        )
         lost = rows_where(fallen).tolist() if fallen.sum() > LEAST_SHARE * len(rows) and not self._goes_back else []
         return [
             *(_finding(int(ids[i]), int(rows[i]), "norm", float(norm[i]), float(least[i])) for i in lost),
@@ -90,30 +100,47 @@ class StateResetRule(Rule):
             *restarted,
         ]
 
-    def _decay_of(self, ids: Any) -> Any:
-        """Return the least factor of states in a step, shape (n,)."""
-        known = self._decay**UPDATES if math.isfinite(self._decay) else LEAST_DECAY
-        return np.where(self._has_option.values[ids], max(known, LEAST_DECAY), LEAST_DECAY)
+    def _least(self, ids: Any, numel: Floats, step: int) -> Floats:
+        """Return the least norms that states may have, shape (n,): 0 for another part, a first one, or a step back."""
+        gap = step - self._step.values[ids]
+        decay = LEAST_DECAY ** np.clip(gap, 0, LONGEST_GAP).astype(np.float64)
+        updates = self._counts.get(self._owner.values[ids])[0] - self._count.values[ids]
+        if math.isfinite(self._least_beta):
+            exact = (updates > 0) & self._has_option.values[ids]
+            decay[exact] = SLACK * self._least_beta ** updates[exact]
+        judged = (gap > 0) & (gap < LONGEST_GAP) & (numel == self._numel.values[ids])
+        found: Floats = np.where(judged, self._norm.values[ids] * decay, 0.0)
+        return found
+
+    def _note_options(self, observed: Observed) -> None:
+        """Take in the smallest β that any group has had; none is known where a group has none."""
+        self._options.note(observed)
+        for group in self._options.groups():
+            self._least_beta = min(self._least_beta, group.get(DECAY_OPTION, -math.inf))
 
     def _restarted(self, observed: Observed) -> list[Finding]:
-        """Return a finding for each counter that starts over; note whether counters go back."""
+        """Return a finding for each counter that starts over; note what counters count, and whether they go back."""
         record = observed.record
-        self._goes_back = False
         rows = rows_where(self._is_counter.values[record.where])
         if not len(rows):
             return []
         ids = record.ids[rows]
         count, before, rate = record.columns[NORM, rows], self._norm.values[ids], self._rate.values[ids]
+        self._counts.set(self._owner.values[ids], count[None])
         gap = np.maximum(record.step - self._step.values[ids], 1)
         counted = np.maximum(rate, 1.0) * gap
         restarted = (count < before) & (count <= counted) & (before > counted + COUNTED)
-        self._goes_back = bool(((count < before) & ~restarted).any())
+        self._goes_back |= bool(((count < before) & ~restarted).any())
         self._rate.values[ids] = np.where(count > before, (count - before) / gap, rate)
         self._norm.values[ids], self._step.values[ids] = count, record.step
         return [
             _finding(int(ids[i]), int(rows[i]), "value", float(count[i]), float(before[i] + counted[i]), "optimizer")
             for i in rows_where(restarted).tolist()
         ]
+
+    def _owner_of(self, series: Series) -> int:
+        followed = series.quantity in SQUARES or series.quantity == STEP_COUNTER
+        return self._owners.of(series) if followed and not series.scalar else -1
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
@@ -133,13 +160,15 @@ class StateResetRule(Rule):
         )
 
     def saved(self, count: int) -> list[list[float]]:
-        """Return norm and step of the first `count` series."""
-        norms, steps = self._norm.values[:count].tolist(), self._step.values[:count].tolist()
-        return [[float(norm), int(step)] for norm, step in zip(norms, steps, strict=True)]
+        """Return norm, step and elements of the first `count` series."""
+        columns = (self._norm, self._step, self._numel)
+        return [list(each) for each in zip(*(c.values[:count].tolist() for c in columns), strict=True)]
 
     def adopt(self, series_id: int, saved: Any, position: int) -> None:
-        """Restore norm and step of a series: state that a restart has lost is found."""
-        self._norm.values[series_id], self._step.values[series_id] = saved[position][0], int(saved[position][1])
+        """Restore norm, step and elements of a series: state that a restart has lost is found."""
+        norm, step, *numel = saved[position]
+        self._norm.values[series_id], self._step.values[series_id] = norm, int(step)
+        self._numel.values[series_id] = numel[0] if numel else 0.0  # as an earlier version saved it: not judged once
 
 
 def _finding(

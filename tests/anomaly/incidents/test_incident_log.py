@@ -67,6 +67,17 @@ def test_what_began_while_an_incident_lasted_and_is_told_late_belongs_to_it():
     assert len(changed.suspects) == 2
 
 
+def test_what_is_dated_before_an_incident_or_comes_beside_new_trouble_is_another():
+    late = replace(SOFT, step=402, name="drop.output.0", quantity="activation_output")
+    for alarms in ([replace(late, step=100)], [late, replace(SOFT, step=440, name="head.weight")]):
+        incidents = log()
+        incidents.observe(400, [replace(SOFT, step=400)])
+        for step in range(401, 440):
+            incidents.observe(step, [])
+        incidents.observe(440, alarms)
+        assert [i.id for i in incidents.incidents.values()] == [1, 2]
+
+
 def test_what_is_certain_or_long_after_or_of_another_rank_is_no_return():
     for other in (
         replace(HARD, step=LATER),

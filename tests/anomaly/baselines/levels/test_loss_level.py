@@ -66,6 +66,20 @@ def test_a_loss_that_falls_has_risen_where_it_is_above_its_fall(seed):
     assert ("loss", 100) in told(lambda step: 1.5 * falls(100) if step >= 100 else falls(step), swing=0.05, seed=seed)
 
 
+@pytest.mark.parametrize("cycle", [80, 100])
+def test_a_restart_of_the_rate_may_make_the_loss_worse(cycle):
+    """As of cosine cycles (SGDR), at whose starts the loss leaps."""
+
+    def since(step):
+        return step % cycle / cycle
+
+    found = told(
+        lambda step: 1.0 + 0.4 * (1 - since(step)) ** 3, 400, swing=0.05,
+        learning_rate=lambda step: 1e-3 * (1 + math.cos(math.pi * since(step))) + 1e-6,
+    )  # fmt: skip
+    assert found == []
+
+
 def test_a_young_run_may_get_worse():
     assert told(lambda step: 3.0 if step >= YOUNG - NEW - 8 else 1.0, YOUNG - 1) == []
 

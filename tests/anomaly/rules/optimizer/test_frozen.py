@@ -79,6 +79,12 @@ def test_an_update_is_missing_since_its_gradient_is_where_gradients_are_sampled_
     assert (found.step, found.last_clean) == ((67, 66) if gradients else (70, 60))
 
 
+def test_a_run_that_goes_back_was_healthy_before_its_update_is_missing(records, rule, judged):
+    assert judged(rule, records, range(200), {G: 1.0, U: 1.0, OTHER: 1.0, RATE: 1.0}) == []
+    [found] = judged(rule, records, range(100, 104), {OTHER: 1.0, RATE: 1.0})
+    assert found.last_clean < found.step == 100
+
+
 def test_of_updates_that_go_missing_at_once_the_module_nearest_to_the_cut_comes_first(records, rule, judged):
     cut = [(name, "update") for name in ("a.weight", "a.bias", "b.weight", "b.bias")]
     assert judged(rule, records, range(6), dict.fromkeys([*cut, OTHER], 1.0)) == []
