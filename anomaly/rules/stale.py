@@ -168,8 +168,8 @@ class StaleRule(Rule):
         """Return since when the tensor repeats."""
         if anomaly.quantity == DATA:
             return (
-                f"{subject} is the same batch after batch since step {anomaly.step} (norm {anomaly.value:.6g}): the data "
-                "loader repeats it"
+                f"{subject} is the same batch after batch since step {anomaly.step} (norm {anomaly.value:.6g}): the "
+                "data loader repeats it"
             )
         return (
             f"{subject} does not move: it is exactly the same since step {anomaly.step} (norm {anomaly.value:.6g}), "

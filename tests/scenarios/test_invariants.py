@@ -29,7 +29,7 @@ def test_a_loader_that_is_stuck_is_named(tmp_path, family, collect):
 
     [found, *_] = train(tmp_path, family, collect=collect, batch=stuck)
     assert (found.quantity, found.name, found.step) == ("data", "input.0", FAULT + 1)
-    assert "again and again" in found.summary
+    assert "the same batch after batch" in found.summary
 
 
 @both_configurations
