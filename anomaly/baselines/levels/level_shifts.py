@@ -150,21 +150,20 @@ class LevelShifts:
         self._note_sizes(ids, observed.numel[rows])
         self._range.take_in(ids, features, record.step)
         self._divisors.values[ids] = divisors[rows]
-        leaps = self._lone_leaps(observed, ids, rows, scored.floor)
-        leaps += self._early(observed, ids, rows, loss)
+        told = [*self._lone_leaps(observed, ids, rows, scored.floor), *self._early(observed, ids, rows, loss)]
         places = self._range.outside(ids)
         self.data_is_renewed = self._is_renewed(ids, places)
         if self.data_is_renewed:  # the same batch again and again, which a program takes for a while, and then another
             self.reset(slice(None))
-            return leaps
+            return told
         if not len(places):
-            return leaps
+            return told
         found = self._apart(ids, places, self._beyond(ids[places]))
         findings = [self._shift(observed, int(rows[places[i]]), found[i]) for i in sorted(found)]
         findings = [finding for finding in findings if not loss.is_usual(finding)]
         self.reset(ids[places[list(found)]])
-        told = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
-        return leaps + [finding for finding in told if finding.row not in {leap.row for leap in leaps}]
+        left = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
+        return told + [finding for finding in left if finding.row not in {each.row for each in told}]
 
     def _early(self, observed: Observed, ids: Any, rows: Any, loss: LossLevel) -> list[Finding]:
         """Return the activations that are far beyond the few samples known of them, by the first one beyond."""
