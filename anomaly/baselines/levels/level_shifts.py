@@ -112,7 +112,7 @@ class LevelShifts:
         self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
-        self._is_forward = series.column(bool, of=lambda s: s.quantity in _FORWARD and not s.scalar)
+        self._is_forward = series.column(bool, of=_is_forward)
         self.data_is_renewed = False
         self._range = RecentRange(arrays)
         self._divisors = series.column(np.float32, 1.0)
@@ -167,8 +167,10 @@ class LevelShifts:
 
     def _early(self, observed: Observed, ids: Any, rows: Any, loss: LossLevel) -> list[Finding]:
         """Return the activations that are far beyond the few samples known of them, by the first one beyond."""
-        narrowest = self._narrowest.values[:, ids]
-        found = early_levels(self._range, ids, self._is_forward.values[ids], narrowest, loss.is_worse_since)
+        followed = self._is_forward.values[ids]
+        if not followed.any():
+            return []
+        found = early_levels(self._range, ids, followed, self._narrowest.values[:, ids], loss.is_worse_since)
         findings = []
         for place, (feature, middle, apart, first) in found.items():
             beyond = feature, middle, min(DEVIATIONS * (0.5 + apart), LARGEST_SCORE)
@@ -329,6 +331,11 @@ def _together(findings: list[Finding], observed: Observed, gradients: int) -> li
     first = replace(first, passed_on=passed_on)
     told = {f.series_id for f in of_size[1:]}
     return [first if f is of_size[0] else f for f in findings if f.series_id not in told]
+
+
+def _is_forward(series: Series) -> bool:
+    """Whether a series enters or leaves a module; the model's own inputs have more samples, and a test of their own."""
+    return series.quantity in _FORWARD and not series.scalar and not series.is_model_input
 
 
 def _narrowest(series: Series) -> Any:
