@@ -27,8 +27,9 @@ from larger_tasks import LARGER
 from machine import describe_machine
 
 import trainsentry
-from trainsentry.anomaly.baselines import loss_level
+from trainsentry.anomaly.baselines.levels import loss_level
 from trainsentry.anomaly.baselines.levels.level_shifts import LevelShifts
+from trainsentry.anomaly.baselines.levels.rank_test import LEAST_SHARE, OLD, share_above
 from trainsentry.anomaly.detection import Detection
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.offline.history import records_of
@@ -74,9 +75,9 @@ def nearest_in(directory: str) -> Nearest:
 
     def note(known: Any, *_: int) -> None:
         losses = np.array([loss for _, loss in known.newest])
-        old, new = losses[: loss_level.OLD], losses[loss_level.OLD :]
+        old, new = losses[:OLD], losses[OLD:]
         if np.median(new) >= loss_level.LEAST_RISE * np.median(old):
-            shares.append(float((new[:, None] > old).mean()))
+            shares.append(share_above(old, new))
 
     loss_level._risen = note  # type: ignore[assignment]
     try:
@@ -84,7 +85,7 @@ def nearest_in(directory: str) -> Nearest:
             detection.judge(step_record)
     finally:
         loss_level._risen = before
-    return levels.nearest | {"loss, by rank": (max(shares) / loss_level.LEAST_SHARE, "loss")}
+    return levels.nearest | {"loss, by rank": (max(shares) / LEAST_SHARE, "loss")}
 
 
 def main() -> None:
