@@ -30,7 +30,6 @@ from machine import describe_machine
 
 from trainsentry.anomaly.accuracy.output_errors import _cosine
 from trainsentry.anomaly.baselines import calibration, score_tail
-from trainsentry.anomaly.baselines.row_scores import medians
 from trainsentry.anomaly.features import ZEROS_SLACK
 from trainsentry.exporters.maps.deviation import WINDOW, _before
 from trainsentry.exporters.maps.ranks_map import from_others
@@ -86,7 +85,7 @@ def arrays() -> list[Pair]:
         return (ranks - np.nanmedian(ranks, axis=0)) / np.fmax(spread, np.nanmedian(spread))
 
     def own_medians() -> Any:
-        return np.array([medians(moved.take(of, axis=1)) for of in rows]).T
+        return np.array([np.median(moved.take(of, axis=1), axis=1) for of in rows]).T
 
     def by_labels() -> Any:
         return np.array([ndimage.median(line, group, range(4)) for line in moved])

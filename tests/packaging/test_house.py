@@ -1,6 +1,8 @@
 """The shape of the code: folders and files that a reader takes in at once, short functions, one meaning a name."""
 
 import ast
+import importlib
+import importlib.util
 from collections import defaultdict
 from pathlib import Path
 
@@ -77,3 +79,29 @@ def test_no_two_public_classes_share_a_name_but_those_that_do_the_same_for_two_f
     shared = {name: paths for name, paths in where.items() if len(paths) > 1}
     meanings = {name: paths for name, paths in shared.items() if not is_one_meaning(paths)}
     assert meanings == {}
+
+
+def imported_names(path):
+    """Return the modules of ours that a script imports from, each with the names; MindSpore has its own environment."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trainsentry"):
+            found += [
+                (node.module, alias.name) for alias in node.names if "mindspore" not in f"{node.module}.{alias.name}"
+            ]
+    return found
+
+
+@pytest.mark.parametrize("top", ["benchmarks", "examples"])
+def test_what_scripts_import_of_the_package_is_there(top):
+    """No test runs them all, and code moves."""
+    missing = [
+        f"{name_of(path)}: {module}.{name}"
+        for path in files(top)
+        for module, name in imported_names(path)
+        if importlib.util.find_spec(module) is None
+        or not (
+            hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}") is not None
+        )
+    ]
+    assert missing == []
