@@ -116,7 +116,7 @@ def test_other_weights_that_are_swapped_in_and_not_back_are_the_first_suspect(tm
 
 
 @both_families
-@both_configurations
+@everything
 def test_states_that_were_given_to_other_parameters_are_named(tmp_path, family, collect):
     """As from a checkpoint that names them by number, in another order."""
 
@@ -132,7 +132,7 @@ def test_states_that_were_given_to_other_parameters_are_named(tmp_path, family, 
 
     [found, *_] = train(tmp_path, family, collect=collect, harm=rotate, steps=SAMPLED + 2)
     assert found.quantity in {"exp_avg", "exp_avg_sq"}
-    assert FAULT <= found.step <= SAMPLED
+    assert FAULT <= found.step <= FAULT + 1
 
 
 @both_families

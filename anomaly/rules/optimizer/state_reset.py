@@ -25,8 +25,8 @@ LEAST_DECAY: Final = 0.8
 """The smallest β assumed for a step where options and counters do not tell it: 0.9 is the smallest in use, and the
 norm is rounded."""
 
-SLACK: Final = 0.8
-"""Share of the bound that must remain where both tell it: some optimizers take a smaller β in their first steps."""
+ROUNDING: Final = 0.99
+"""Share of the bound that must remain where both tell it: the norm is rounded."""
 
 LONGEST_GAP: Final = 100
 """Steps between two samples at which the bound stops to tell anything: 0.8^100 is 2e-10."""
@@ -104,10 +104,10 @@ class StateResetRule(Rule):
         """Return the least norms that states may have, shape (n,): 0 for another part, a first one, or a step back."""
         gap = step - self._step.values[ids]
         decay = LEAST_DECAY ** np.clip(gap, 0, LONGEST_GAP).astype(np.float64)
-        updates = self._counts.get(self._owner.values[ids])[0] - self._count.values[ids]
-        if math.isfinite(self._least_beta):
-            exact = (updates > 0) & self._has_option.values[ids]
-            decay[exact] = SLACK * self._least_beta ** updates[exact]
+        before, count = self._count.values[ids], self._counts.get(self._owner.values[ids])[0]
+        if 0 < self._least_beta < 1:
+            exact = (count > before) & (before > 0) & self._has_option.values[ids]
+            decay[exact] = ROUNDING * _least_share(self._least_beta, before[exact], count[exact])
         judged = (gap > 0) & (gap < LONGEST_GAP) & (numel == self._numel.values[ids])
         found: Floats = np.where(judged, self._norm.values[ids] * decay, 0.0)
         return found
@@ -169,6 +169,19 @@ class StateResetRule(Rule):
         norm, step, *numel = saved[position]
         self._norm.values[series_id], self._step.values[series_id] = norm, int(step)
         self._numel.values[series_id] = numel[0] if numel else 0.0  # as an earlier version saved it: not judged once
+
+
+def _least_share(beta: float, before: Floats, count: Floats) -> Floats:
+    """Return the least share of squares that is left from one count of updates to another.
+
+    It is β^k for k updates. Some optimizers correct the bias in the average itself, with β·(1 − β^(t−1)) / (1 − β^t) at
+    update t, whose product is less while t is small.
+
+    >>> _least_share(0.5, np.array([1.0, 50.0]), np.array([2.0, 51.0])).round(3).tolist()
+    [0.333, 0.5]
+    """
+    found: Floats = beta ** (count - before) * (1 - beta**before) / (1 - beta**count)
+    return found
 
 
 def _finding(

@@ -12,6 +12,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch import graph_capture
 from trainsentry.collectors.torch.device.cuda import CUDA
 from trainsentry.collectors.torch.graph_capture import ANY_REPLAYS, CAPTURED_REPLAYS, UNSEEN, GraphCaptures
+from trainsentry.collectors.torch.parameters import gradient_writes
 
 
 class Graph:
@@ -139,8 +140,9 @@ def test_replays_between_steps_are_nothing_to_tell_of(tmp_path, graphs, caplog):
 
 
 @pytest.mark.parametrize("replays", [True, False])
-def test_gradients_that_a_replay_has_written_are_not_those_of_the_update_before(tmp_path, graphs, replays):
+def test_gradients_that_a_replay_has_written_are_not_those_of_the_update_before(tmp_path, graphs, monkeypatch, replays):
     """torch counts no writes of a replay, so that its gradients look like old ones."""
+    monkeypatch.setattr(gradient_writes, "has_compiled", lambda: False)  # another test of this process may have
     model, optimizer, monitor = watched(tmp_path)
     with monitor:
         model(torch.ones(2, 4)).sum().backward()
