@@ -8,21 +8,14 @@ from typing import Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import LEVEL_SHIFTS, SHIFT
-from trainsentry.anomaly.baselines.levels.rank_test import (
-    LEAST_SHARE,
-    NEW,
-    OLD,
-    distance_in_swings,
-    first_above,
-    share_above,
-)
+from trainsentry.anomaly.baselines.levels.rank_test import NEW, OLD, first_above, is_another_level
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.statistics import INFS, NANS, NORM
 
 LEAST_CHANGE: Final = math.log(1.25)
-"""Least change of the root mean square between the medians, in logarithms: as of inputs that drift."""
+"""Least change of the root mean square between the medians, in logarithms; `input_drift` asks for the same."""
 
 LEAST_DISTANCE: Final = 4.0
 """Least distance of the new batches from the old ones, in the widths of their swings. In healthy runs of 170 practices
@@ -83,16 +76,8 @@ class InputLevel:
         if not sign:
             return None
         sizes = sign * np.array([size for _, size in known])
-        if not _is_apart(sizes):
+        if not is_another_level(sizes, LEAST_CHANGE, LEAST_DISTANCE, falls=False):
             return None
         first = first_above(sizes)
         now, usual = (math.exp(sign * float(np.median(part))) for part in (sizes[OLD:], sizes[:OLD]))
         return known[first][0], known[first - 1][0], now, usual
-
-
-def _is_apart(sizes: Floats) -> bool:
-    """Return whether the newest sizes lie above the others by more than these swing."""
-    old, new = sizes[:OLD], sizes[OLD:]
-    if np.median(new) - np.median(old) < LEAST_CHANGE or share_above(old, new) < LEAST_SHARE:
-        return False
-    return distance_in_swings(old, new, falls=False) >= LEAST_DISTANCE

@@ -8,14 +8,7 @@ from typing import Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import LEVEL_SHIFTS, SHIFT
-from trainsentry.anomaly.baselines.levels.rank_test import (
-    LEAST_SHARE,
-    NEW,
-    OLD,
-    distance_in_swings,
-    first_above,
-    share_above,
-)
+from trainsentry.anomaly.baselines.levels.rank_test import NEW, OLD, first_above, is_another_level, share_above
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.loss_above_start import is_loss
 from trainsentry.anomaly.rules.rule import Observed
@@ -156,13 +149,10 @@ def _risen(known: _Losses, series_id: int, row: int) -> Finding | None:
     if min(known.newest[-1][1], known.newest[-2][1]) <= known.newest[0][1]:  # most losses of a run end here
         return None
     losses = np.log([loss for _, loss in known.newest])
-    old, new = losses[:OLD], losses[OLD:]
     rise = max(math.log(LEAST_RISE), TIMES_USUAL * known.largest_rise)
-    if np.median(new) - np.median(old) < rise or share_above(old, new) < LEAST_SHARE:
+    if not is_another_level(losses, rise, LEAST_DISTANCE, falls=True):
         return None
-    if distance_in_swings(old, new, falls=True) < LEAST_DISTANCE:
-        return None
-    first, usual = first_above(losses), float(np.exp(np.median(old)))
+    first, usual = first_above(losses), float(np.exp(np.median(losses[:OLD])))
     (clean, _), (step, loss) = known.newest[first - 1], known.newest[first]
     detail = (SHIFT, LEVEL_SHIFTS, "max", loss, usual, SCORE)
     return Finding(series_id, row, *detail, step=step, last_clean=clean, passed_on=False)

@@ -16,6 +16,18 @@ the loss came to 0.89 beside a rise of 15 %, in Q-learning to 0.93; policy gradi
 it."""
 
 
+def is_another_level(values: Floats, least_change: float, least_distance: float, *, falls: bool) -> bool:
+    """Return whether the newest of `OLD` + `NEW` logarithms are a higher level than those before.
+
+    The medians must differ by `least_change`, nearly all pairs must be in this order, and the new values must be beyond
+    the swings of the old ones by `least_distance`; `falls` as in `distance_in_swings`.
+    """
+    old, new = values[:OLD], values[OLD:]
+    if np.median(new) - np.median(old) < least_change or share_above(old, new) < LEAST_SHARE:
+        return False
+    return distance_in_swings(old, new, falls=falls) >= least_distance
+
+
 def share_above(old: Floats, new: Floats) -> float:
     """Return the share of the pairs of a new and an old value in which the new one is larger.
 
