@@ -18,7 +18,7 @@ from trainsentry.collectors.torch.calls.watch_modules import stem_of
 from trainsentry.collectors.torch.device.registry import DeviceOverflowFlags
 from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
-from trainsentry.collectors.torch.parameters.gradients import gradient_of
+from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
 from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
 

@@ -35,11 +35,11 @@ from trainsentry.collectors.torch.hooks.activations import ActivationHooks
 from trainsentry.collectors.torch.hooks.first_passes import FirstPasses
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
+from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
 from trainsentry.collectors.torch.parameters.gradients import (
     GradientRows,
     OptimizedParameters,
     current_gradients,
-    gradient_of,
 )
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
 from trainsentry.collectors.torch.parameters.model_state import ModelState

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from trainsentry.collectors.alignment import FIRST_MOMENTS
 from trainsentry.collectors.series import MOMENT_DIRECTION
-from trainsentry.collectors.torch.parameters.gradients import gradient_of
+from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
 from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.rows.local_tensor import local
 from trainsentry.collectors.torch.rows.step_rows import StepRows

@@ -1,11 +1,9 @@
-"""Finds the parameters of each optimizer, in backward order, and reads their gradients.
+"""Finds the parameters of each optimizer, in backward order, and the moments at which their gradients are read.
 
 Gradients are read at the optimizer's step; if configured, also after each micro-step and before reduction.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,24 +15,12 @@ from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.targets import Selection
 from trainsentry.collectors.torch.hooks.accumulation import AccumulationHooks
 from trainsentry.collectors.torch.hooks.pre_reduction_gradients import MICRO_BATCH, RUNNING_SUM, PreReductionHooks
+from trainsentry.collectors.torch.parameters.gradient_reader import GradientReader
 from trainsentry.collectors.torch.parameters.readers import parameters_of
-from trainsentry.collectors.torch.rows.local_tensor import local, version_of
+from trainsentry.collectors.torch.rows.local_tensor import local
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
-
-MAIN_GRADIENTS: Final = ("decoupled_grad", "main_grad")
-"""Attributes of a parameter from which optimizers take the gradient when `grad` is empty, in their order."""
-
-
-def gradient_of(parameter: Tensor) -> Tensor | None:
-    """Return the gradient that an optimizer takes of a parameter."""
-    return parameter.grad if parameter.grad is not None else _main_gradient(parameter)
-
-
-def _main_gradient(parameter: Tensor) -> Tensor | None:
-    found = (getattr(parameter, name, None) for name in MAIN_GRADIENTS)
-    return next((x for x in found if isinstance(x, Tensor)), None)
 
 
 class OptimizedParameters:
@@ -93,59 +79,6 @@ def _first_of(optimizer: Optimizer) -> int:
         for parameter in group["params"]:
             return id(parameter)
     return 0
-
-
-class GradientReader:
-    """Reads gradients; one unchanged since an optimizer last used it is stale and has no row."""
-
-    def __init__(self, rows: StepRows) -> None:
-        self.rows = rows
-        self._last: dict[int, tuple[weakref.ref[Tensor], int | None]] = {}  # by id: a tensor's own hash is slow
-
-    def read(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
-        """Append a row for each (parameter, micro-step): its gradient divided by `grad_scale`, None for no scaling."""
-        ids, owners, gradients = [], [], []
-        for named, micro_step in parameters:
-            gradient = named.parameter.grad
-            if gradient is None:
-                gradient = _main_gradient(named.parameter)
-            if gradient is not None:
-                ids.append(self.rows.parameter_ids.id_of(named, GRADIENT, micro_step))
-                owners.append(named)
-                gradients.append(gradient)
-        self.rows.add_parameters(ids, owners, gradients, grad_scale)
-
-    def read_tensors(
-        self, parameters: Sequence[NamedParameter], gradients: Sequence[Tensor], grad_scale: Tensor | None
-    ) -> None:
-        """Append a row for each parameter's gradient, given as a separate tensor that begins with the local part."""
-        ids = [self.rows.parameter_ids.id_of(named, GRADIENT) for named in parameters]
-        parts = [
-            x.detach().reshape(-1)[: p.fragment.numel] if p.fragment is not None else x
-            for p, x in zip(parameters, gradients, strict=True)
-        ]
-        self.rows.add_many(ids, parts, grad_scale, layouts=self.rows.layouts_of(parameters))
-
-    def read_taken(self, parameters: Sequence[tuple[NamedParameter, int]], grad_scale: Tensor | None) -> None:
-        """Append a row for each gradient that an optimizer uses, unless it is stale."""
-        fresh: dict[int, bool] = {}  # a flat parameter holds many
-        for named, _ in parameters:
-            if id(named.parameter) not in fresh:
-                fresh[id(named.parameter)] = self._is_fresh(named.parameter)
-        self.read([pair for pair in parameters if fresh[id(pair[0].parameter)]], grad_scale)
-
-    def _is_fresh(self, parameter: Tensor) -> bool:
-        gradient = parameter.grad
-        if gradient is None:
-            gradient = _main_gradient(parameter)
-        if gradient is None:
-            return False
-        version = version_of(gradient)
-        last = self._last.get(id(parameter))
-        if last is not None and version is not None and last[1] == version and last[0]() is gradient:
-            return False
-        self._last[id(parameter)] = (weakref.ref(gradient), version)
-        return True
 
 
 class GradientRows:
@@ -207,10 +140,10 @@ class GradientRows:
         """Read the gradients that an optimizer uses, divided by `grad_scale`; `micro_step` counts its updates."""
         if self.settings.per_micro_step:
             # The optimizer uses the last micro-step's running sum, after clipping: this row replaces the unclipped one.
-            pairs = [(named, self._accumulation.last_micro_step(named)) for named in parameters]
+            micro_steps = [self._accumulation.last_micro_step(named) for named in parameters]
+            self._reader.read_fresh(list(zip(parameters, micro_steps, strict=True)), grad_scale)
         else:
-            pairs = [(named, micro_step) for named in parameters]
-        self._reader.read_taken(pairs, grad_scale)
+            self._reader.read_taken(parameters, micro_step, grad_scale)
 
     def read_refused(self, parameters: Sequence[NamedParameter], gradients: Mapping[int, Tensor]) -> None:
         """Read the gradients that an optimizer freed without an update; `gradients` has them by parameter id."""

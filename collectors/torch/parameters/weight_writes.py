@@ -2,7 +2,7 @@
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from trainsentry.collectors.series import FROZEN_WEIGHT, KEPT, MADE_CONSTANT, MO
 from trainsentry.collectors.shared.made_constant import made_constant
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
-from trainsentry.collectors.torch.parameters.gradients import gradient_of
+from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
 from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -35,22 +35,36 @@ class _Known:
     """The weights of an optimizer, their marks before its update, and who was left unwritten when.
 
     `updates` counts the updates; `left_at` maps the place of a weight to the last of them that did not write to it, and
-    `has_frozen` says whether some have been told of that require no gradient any more.
+    `has_frozen` says whether some have been told of that require no gradient any more. `steps` are the `step` of all
+    weights in a fused optimizer's state, which had `entries` then.
     """
 
     owned: list[NamedParameter]
     parameters: list[Tensor]
     are_sharded: bool
     marks: list[Any] | None = None
+    state: Any = None
+    entries: int = 0
+    steps: list[Any] | None = None
     updates: int = 0
     left_at: dict[int, int] = field(default_factory=dict)
     has_frozen: bool = False
 
     def look_at(self, optimizer: Optimizer) -> list[Any] | None:
         """Return the marks of all weights now, None where this optimizer's updates leave no mark."""
-        if any(group.get("fused") for group in optimizer.param_groups):
-            return _marks_of_steps(optimizer, self.parameters)
-        return _marks(self.parameters, are_sharded=self.are_sharded)
+        if not any(group.get("fused") for group in optimizer.param_groups):
+            return _marks(self.parameters, are_sharded=self.are_sharded)
+        state = state_of(optimizer)
+        if self.steps is None or state is not self.state or len(state) != self.entries:
+            self.state, self.entries, self.steps = state, len(state), _steps_of(state, self.parameters)
+        return _marks_of_steps(self.steps)
+
+    def steps_were_replaced(self) -> bool:
+        """Whether a fused optimizer counts the updates of some weight elsewhere than where they were looked at."""
+        if self.steps is None:
+            return False
+        before, self.steps = self.steps, None
+        return any(map(operator.is_not, before, _steps_of(self.state, self.parameters)))
 
 
 class WeightWrites:
@@ -92,7 +106,7 @@ class WeightWrites:
             return
         same = list(map(operator.eq, before, now))
         known.updates += 1
-        if True in same:
+        if True in same and not known.steps_were_replaced():
             self._note(known, [i for i, unchanged in enumerate(same) if unchanged])
 
     def _note(self, known: _Known, unwritten: list[int]) -> None:
@@ -148,9 +162,15 @@ def _marks(parameters: list[Tensor], *, are_sharded: bool) -> list[Any]:
         return list(map(version_of, parameters))
 
 
-def _marks_of_steps(optimizer: Optimizer, parameters: list[Tensor]) -> list[Any] | None:
-    """Return each weight's `step` in a fused optimizer's state with its count of changes, 0 for none."""
-    state = state_of(optimizer)
-    steps = [state[p].get("step") if p in state else None for p in parameters]
-    marks = [(id(step), version_of(step)) if isinstance(step, Tensor) else 0 for step in steps]
-    return marks if any(marks) else None
+def _steps_of(state: Mapping[Any, Any], parameters: list[Tensor]) -> list[Any]:
+    """Return each weight's `step` in a fused optimizer's state, None where there is none."""
+    return [state[p].get("step") if p in state else None for p in parameters]
+
+
+def _marks_of_steps(steps: list[Any]) -> list[Any] | None:
+    """Return the count of changes of each weight's `step`, 0 where there is none; None where there is none at all."""
+    try:
+        return list(map(_VERSION, steps))
+    except (AttributeError, RuntimeError):  # some weight has none yet, or it is no tensor
+        marks = [version_of(step) if isinstance(step, Tensor) else 0 for step in steps]
+        return marks if any(marks) else None

@@ -6,11 +6,11 @@ from watched import STEPS, bare, errors, make, plant, status
 
 from trainsentry.collectors.torch import saving, watch
 from trainsentry.collectors.torch.hooks import activations
-from trainsentry.collectors.torch.parameters import gradients, model_state, readers
+from trainsentry.collectors.torch.parameters import gradient_reader, model_state, readers
 
 PLACES = {
     "activations": (activations.ActivationHooks, "_observe"),
-    "gradients": (gradients.GradientReader, "read"),
+    "gradients": (gradient_reader.GradientReader, "read_taken"),
     "parameters": (model_state, "read_parameters"),
     "optimizer_state": (model_state, "read_state"),
     "updates": (readers.UpdateReader, "keep"),
