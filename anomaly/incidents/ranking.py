@@ -9,6 +9,7 @@ from trainsentry.anomaly.anomaly import (
     CERTAIN,
     DEAD,
     DRIFTS,
+    DTYPE_CHANGE,
     MODE_CHANGE,
     OPTION_CHANGE,
     REPLICA_MISMATCH,
@@ -18,7 +19,14 @@ from trainsentry.anomaly.anomaly import (
 from trainsentry.anomaly.finding import ALL
 from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.registry import detectors
-from trainsentry.collectors.series import ACTIVATION_OUTPUT, GRADIENT, PARAMETER, TENSOR_QUANTITIES
+from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
+from trainsentry.collectors.series import (
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    PARAMETER,
+    TENSOR_QUANTITIES,
+)
 
 EVERYWHERE: Final = 0.5
 """Share of abnormal parameters above which the trouble is everywhere: an update by bad gradients changes all of them,
@@ -57,7 +65,7 @@ class Ranked:
         switches the strongest first; then the certain kinds; then execution order; then the lowest rank, whichever
         reported first.
         """
-        is_computed = not self.precedes or self.anomaly.quantity == ACTIVATION_OUTPUT
+        is_computed = not self.precedes or self.anomaly.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT}
         first = float(self.anomaly.order) if is_computed else -self.anomaly.score
         uncertain = self.anomaly.kind not in CERTAIN
         return self.onset, self.anomaly.passed_on, not self.precedes, uncertain, first, self.anomaly.rank
@@ -181,12 +189,21 @@ class _Effects:
         return anomaly.quantity != PARAMETER or anomaly.rank in self.everywhere
 
 
+def _is_changed_by_code(anomaly: Anomaly) -> bool:
+    """Whether nothing that training does changes an activation so: another dtype, or a mask that masks no more."""
+    if anomaly.detector == ZeroPatternRule.name:
+        return anomaly.value == 0
+    return (anomaly.kind, anomaly.quantity) == (DTYPE_CHANGE, ACTIVATION_OUTPUT)
+
+
 def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked:
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
     if is_switch:  # a module's mode, or a number of it, which somebody set
         return Ranked(anomaly, step, precedes=True)
+    if _is_changed_by_code(anomaly):
+        return Ranked(anomaly, began if anomaly.last_clean < began else step, precedes=True)
     if anomaly.quantity == ACTIVATION_OUTPUT and anomaly.rank in effects.vanished:
         began = effects.bad_gradients_since[anomaly.rank]
         is_cause = anomaly.last_clean < began < step

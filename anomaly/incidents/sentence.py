@@ -1,6 +1,7 @@
 """The sentences of anomalies and the summary of an incident, in plain words."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from trainsentry.anomaly.anomaly import (
     ALL_AT_ONCE,
@@ -57,6 +58,10 @@ _STATISTICS = {"max": "largest magnitude", "rms": "root mean square"}
 _GROUPS = {GRADIENT: "all gradients", UPDATE: "all updates"}
 
 
+NO_SHARE: Final = 1e-6
+"""Share of zeros that is none: what an average over many steps keeps of a single one."""
+
+
 def subject(name: str, quantity: str) -> str:
     """Return the words for a series in a sentence.
 
@@ -98,7 +103,8 @@ def _change(anomaly: Anomaly, words: str) -> str:
     if anomaly.kind not in _CHANGES:
         return f"{words} is abnormal at step {anomaly.step} ({anomaly.kind}: {anomaly.statistic} {value})"
     if anomaly.statistic in _SHARES:
-        return f"{_SHARES[anomaly.statistic]} of {words} is {value} at step {anomaly.step}, usually {expected}"
+        usual = expected if anomaly.expected > NO_SHARE else "0"
+        return f"{_SHARES[anomaly.statistic]} of {words} is {value} at step {anomaly.step}, usually {usual}"
     statistic = _STATISTICS.get(anomaly.statistic, anomaly.statistic)
     of = "" if anomaly.name == anomaly.quantity else f"the {statistic} of "
     slowly = ", and changes slowly" if anomaly.kind == DRIFT else ""

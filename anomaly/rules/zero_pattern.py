@@ -1,4 +1,4 @@
-"""An output of which a part was zero at every sample and nothing is any more, or the other way round."""
+"""An activation of which a part was zero at every sample and nothing is any more, or the other way round."""
 
 from typing import ClassVar, Final
 
@@ -41,11 +41,12 @@ _NONE, _SOME, _MIXED = range(3)
 
 
 class ZeroPatternRule(Rule):
-    """Notes of each output whether a part of it is zero, as a mask, a rectifier or dropout makes.
+    """Notes of each activation whether a part of it is zero, as a mask, a rectifier or dropout makes.
 
-    A mask that is lost, a leaking rectifier and a dead channel change that from one step to the next. Gradients are
-    left out, as a loss may stop to ask something of some samples; and nothing is said where zeros come to the model's
-    own input too, or go from it.
+    A mask that is lost, a leaking rectifier and a dead channel change that from one step to the next. What a function
+    between two modules computes, such as the weights of attention, is an input of the second one. Gradients are left
+    out, as a loss may stop to ask something of some samples; and nothing is said where zeros come to the model's own
+    input too, or go from it.
     """
 
     name: ClassVar[str] = "zero_pattern"
@@ -64,6 +65,7 @@ class ZeroPatternRule(Rule):
         self._varies = series.column(bool)
         self._other, self._since = series.column(np.int64), series.column(np.int64)
         self._other_share = series.column(np.float64)
+        self._steady_at = series.column(np.int64, -1)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the tensors whose pattern has changed, by the first sample of the other one."""
@@ -110,6 +112,7 @@ class ZeroPatternRule(Rule):
         pattern[ids] = np.where(begins, now, pattern[ids])
         count[ids] = np.where(begins, now != _MIXED, count[ids] + steady)
         self._first.values[ids] = np.where(begins, step, self._first.values[ids])
+        self._steady_at.values[ids[~differs]] = step
         low[ids] = np.where(begins, share, np.where(steady, np.minimum(low[ids], share), low[ids]))
         high[ids] = np.where(begins, share, np.where(steady, np.maximum(high[ids], share), high[ids]))
         changed: Mask = other[ids] >= CONFIRMED
@@ -117,8 +120,8 @@ class ZeroPatternRule(Rule):
 
     def _finding(self, row: int, series_id: int, share: float) -> Finding:
         usual = float(self._low.values[series_id] + self._high.values[series_id]) / 2
-        since = int(self._since.values[series_id])
-        return Finding(series_id, row, SHIFT, self.name, "zeros", share, usual, SCORE, step=since, last_clean=since - 1)
+        since, before = int(self._since.values[series_id]), int(self._steady_at.values[series_id])
+        return Finding(series_id, row, SHIFT, self.name, "zeros", share, usual, SCORE, step=since, last_clean=before)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
@@ -130,7 +133,7 @@ class ZeroPatternRule(Rule):
 
 
 def _follows(series: Series) -> bool:
-    return series.quantity == ACTIVATION_OUTPUT or series.is_model_input
+    return series.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT} or series.is_model_input
 
 
 def _are_within(factor: float, *shares: Floats) -> Mask:

@@ -1,6 +1,5 @@
 """Checks of the machine that need no framework: Python, the compiled kernel, memory that processes share, the disk."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import trainsentry
+from trainsentry.collectors.native import HOW_TO_COMPILE, is_compiled
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.doctor.check import Check
 from trainsentry.monitor.recorder.ring import Ring
@@ -69,10 +69,9 @@ def _frameworks() -> Check:
 
 
 def _native_kernel() -> Check:
-    if importlib.util.find_spec("trainsentry.collectors.native.host_rows") is not None:
+    if is_compiled():
         return Check("kernel for host memory", "OK", "compiled")
-    advice = "install a C compiler, then pip install --force-reinstall trainsentry"
-    return Check("kernel for host memory", "slow", "not compiled: NumPy does its work", advice)
+    return Check("kernel for host memory", "slow", "not compiled: NumPy does its work", HOW_TO_COMPILE)
 
 
 def _ring() -> Check:

@@ -11,6 +11,7 @@ from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.rules.user_detectors import load_detectors
 from trainsentry.collectors.backend import Framework, ModelWatch
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.native import HOW_TO_COMPILE, is_compiled
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.exporters.registry import missing_package, switched_on
@@ -146,8 +147,7 @@ def start_loop(run: RunStart, watch: ModelWatch, shared: MonitorView) -> StepLoo
     root = Path(config.output_dir).absolute()
     rank_group = run.rank_group
     claim = claim_restart(root / f"rank{run.rank}", writes=rank_group is None or not rank_group.quiet)
-    if claim.rivals:
-        guard.warn_once("output_dir", _rivals_in_words(claim, root))
+    _warn(guard, watch, claim, root)
     watched = config.watched_ranks(run.world_size)
     settings = recorder_settings(config, root, run.rank, run.start_step, claim, len(watched))
     if rank_group is not None:
@@ -228,6 +228,15 @@ def _targeted_dump(run: RunStart, watch: ModelWatch, directory: Path, triggers: 
         replay=watch.replay() if on_incident.dump.replay else None,
         overflow_check=on_incident.overflow_check,
     )
+
+
+def _warn(guard: Guard, watch: ModelWatch, claim: Claim, root: Path) -> None:
+    """Say what makes the run slow or mixes its files with those of another."""
+    if claim.rivals:
+        guard.warn_once("output_dir", _rivals_in_words(claim, root))
+    if watch.on_host and not is_compiled():
+        text = f"the kernel for host memory was not compiled, so that reading tensors is slow: {HOW_TO_COMPILE}"
+        guard.warn_once("kernel for host memory", text)
 
 
 def _rivals_in_words(claim: Claim, root: Path) -> str:

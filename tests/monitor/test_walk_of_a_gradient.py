@@ -16,7 +16,7 @@ MAX_FILES = 18
 CHANGES = {
     ("optimizer_steps.py", "_before"): "the optimizer is about to take the gradient",
     ("gradients.py", "owned"): "the parameters that it moves are known",
-    ("host_rows.py", "id_of"): "the gradient is a series",
+    ("gradient_reader.py", "_series"): "the gradient is a series",
     ("host_statistics.py", "read_described_at"): "its statistics are a row",
     ("step_rows.py", "peek"): "the step's rows are copied",
     ("outbox.py", "_build"): "and become a record",

@@ -27,13 +27,17 @@ SLACK: Final = 1.5
 """Multiple of the bound that counts: bounds hold in exact arithmetic, for gradients as they were read."""
 
 LEAST_SHARE: Final = 0.05
-"""Least distance that counts, as a share of the weight's size before: weights in bfloat16 are rounded to 1 in 256."""
+LEAST_SHARE_FLOAT32: Final = 0.02
+"""Least distance that counts, as a share of the weight's size before: weights in bfloat16 are rounded to 1 in 256, at
+each update. In float32 it is the smallest distance that is worth an alarm."""
 
 _SIZES: Final = ("norm", "max")
 """What is followed of a weight and of its gradient, per element: the root mean square, and the largest magnitude."""
 
 _TRUSTS: Final = frozenset({"trust_clip", "clamp_value", "max_grad_norm", "grad_averaging"})
 """Options of LAMB, whose updates grow with the weight."""
+
+_PRECISE: Final = frozenset({"float32", "float64"})
 
 _Sizes = Floats
 """Shape (2, n)."""
@@ -59,6 +63,7 @@ class DisplacementRule(Rule):
         self._owners = ParameterNumbers()
         self._gradient_of = arrays.series.column(np.int64, -1, of=lambda s: self._owner(s, GRADIENT))
         self._weight_of = arrays.series.column(np.int64, -1, of=lambda s: self._owner(s, PARAMETER))
+        self._is_rounded = arrays.layouts.column(bool, of=lambda layout: layout.dtype not in _PRECISE)
         self._options = RecordedOptions(arrays)
         self._gradient, self._momentum = ByParameter(2), ByParameter(2)
         self._weight, self._bound = ByParameter(2), ByParameter(2)
@@ -100,7 +105,9 @@ class DisplacementRule(Rule):
         moved = np.abs(now - before)
         trains = self._trains.get(owners) == 1  # copies of other weights move by no gradient of theirs
         known = np.isfinite(moved) & np.isfinite(bound) & trains
-        beyond = known & (moved > np.maximum(SLACK * bound, LEAST_SHARE * before))
+        is_rounded = self._is_rounded.values[observed.record.layouts[rows]]
+        least = np.where(is_rounded, LEAST_SHARE, LEAST_SHARE_FLOAT32)
+        beyond = known & (moved > np.maximum(SLACK * bound, least * before))
         broken, whole = beyond.any(axis=0), known.all(axis=0)
         held, needed = np.nan_to_num(self._held.get(owners)[0]), np.fmax(self._needed.get(owners)[0], HELD_FOR)
         odd = broken & (held >= needed)

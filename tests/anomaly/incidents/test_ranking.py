@@ -126,6 +126,17 @@ def test_a_switch_that_somebody_set_comes_before_what_the_step_computed():
     assert order_of([loss, rate])[0] == ("loss", "loss"), "a rate acts at the end of its step"
 
 
+@pytest.mark.parametrize(
+    ("kind", "detector", "first"),
+    [("dtype_change", "dtype_change", "fc"), ("shift", "zero_pattern", "fc"), ("shift", "levels", "loss")],
+)
+def test_what_only_code_changes_may_be_the_cause_where_it_is_read_later(kind, detector, first):
+    loss = anomaly("loss", "loss", 145, last_clean=144)
+    later = anomaly("fc", "activation_output", 150, kind=kind, detector=detector, value=0.0, last_clean=140)
+    assert order_of([loss, later])[0][0] == first
+    assert order_of([loss, replace(later, last_clean=146)])[0][0] == "loss"  # it began after the loss
+
+
 def test_an_activation_next_read_after_its_gradient_vanished_may_be_the_cause():
     gradient = anomaly("a.weight", "gradient", 96, order=50, kind="dead", last_clean=95)
     dead = anomaly("a.output.0", "activation_output", 97, order=3, kind="dead", last_clean=90)
@@ -167,3 +178,9 @@ def test_one_gradient_that_outgrew_the_others_comes_before_their_fall_by_clippin
 
 def test_nothing_gives_nothing():
     assert rank([], 10) == []
+
+
+@pytest.mark.parametrize(("expected", "said"), [(7.27e-9, "usually 0;"), (0.3, "usually 0.3;")])
+def test_a_share_that_an_average_has_left_of_one_element_is_none(expected, said):
+    zeros = anomaly("fc", "momentum_buffer", 9, kind="shift", detector="levels", statistic="zeros", expected=expected)
+    assert said in evidence(replace(zeros, last_clean=8))

@@ -33,6 +33,22 @@ def test_zeros_that_are_gone_for_some_samples_are_told_by_the_first_of_them(alon
     assert run(alone, lambda s: {key: 0.0 if s == AT else share}) == []
 
 
+def test_a_mask_that_is_lost_between_two_modules_shows_in_the_input_of_the_second(alone):
+    weights = "attention.drop.input.0", "activation_input"
+    assert run(alone, lambda s: {weights: 0.3 if s < AT else 0.0}) == [(weights[0], AT, 0.0)]
+
+
+def test_the_last_healthy_sample_is_one_that_was_taken(alone):
+    records = Records()
+    records.layout = records.table.layout_id(Layout((1000,), "float32", 1000))
+    rule, found = alone(ZeroPatternRule, records.table), []
+    for step in range(0, AT + 40, 10):
+        record = records.step(step, dict.fromkeys([*OTHERS, RELU], 1.0))
+        record.values[:, ZEROS] = [0.0] * len(OTHERS) + [0.5 if step < AT else 0.0]
+        found += rule(record)
+    assert [(f.step, f.last_clean) for f in found] == [(AT, AT - 10)]
+
+
 @pytest.mark.parametrize(("share", "key", "count"), [(0.08, SUM, 1), (0.04, SUM, 0), (0.08, GRADIENT, 0)])
 def test_zeros_that_come_to_a_part_of_an_output_are_told(alone, share, key, count):
     """A loss may ask nothing of some samples any more, which makes zeros of gradients."""

@@ -14,7 +14,7 @@ from watched import make, status
 import trainsentry
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.recorder import publisher
-from trainsentry.monitor.trainer import triggers
+from trainsentry.monitor.trainer import triggers, wiring
 
 ACTIVATIONS = {"activations": {"every": 1}}
 
@@ -333,3 +333,14 @@ def test_passes_are_counted_where_gradients_are_not_recorded_too(out, caplog):
     with watch(out, model, collect={"gradients": False}):
         backward(model, 20)
     assert "no step was recorded in 20 backward passes" in told(caplog)[0]
+
+
+@pytest.mark.parametrize(("compiled", "count"), [(True, 0), (False, 1)])
+def test_a_missing_kernel_is_said_once_with_what_brings_it(out, caplog, monkeypatch, compiled, count):
+    """Reading with NumPy takes many times as long, and nothing else shows why."""
+    monkeypatch.setattr(wiring, "is_compiled", lambda: compiled)
+    model = mlp()
+    with watch(out, model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        backward(model)
+    said = [line for line in told(caplog) if "install a C compiler" in line]
+    assert len(said) == count

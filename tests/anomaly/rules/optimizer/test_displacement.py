@@ -67,6 +67,28 @@ def test_one_weight_that_was_overwritten_is_named_at_the_next_sample(tmp_path, n
     assert "weight" in line
 
 
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 1), (torch.bfloat16, 0)])
+def test_a_small_leap_counts_where_rounding_makes_none(tmp_path, dtype, count):
+    """A learned temperature that is set back: 3 percent of it, where updates move it by less than a hundredth."""
+    torch.manual_seed(0)
+    scale = torch.nn.Parameter(torch.tensor(2.8, dtype=dtype))
+    optimizer = torch.optim.AdamW([scale], lr=1e-4, weight_decay=0.0)
+    model = torch.nn.Module()
+    model.scale = scale
+    config = {"output_dir": str(tmp_path), "on_incident": False, "strict": True}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer):
+        for step in range(120):
+            optimizer.zero_grad()
+            (scale * torch.randn(())).square().backward()
+            if step == 83:
+                with torch.no_grad():
+                    scale.mul_(0.97)
+            optimizer.step()
+    path = tmp_path / "rank0" / "anomalies.jsonl"
+    said = path.read_text() if path.exists() else ""
+    assert sum(f'"{DisplacementRule.name}"' in line for line in said.splitlines()) == count
+
+
 def test_several_weights_at_once_are_an_intention(tmp_path):
     def load(model, step):
         if step == 83:
