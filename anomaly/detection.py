@@ -137,7 +137,9 @@ class Detection:
         series = self.table.series[f.series_id] if f.series_id >= 0 else _WHOLE_RUN
         known = self._outliers.last_clean
         clean = int(known[f.series_id]) if 0 <= f.series_id < len(known) else record.step - 1
-        late = self._late.is_late(f.series_id)
+        late, passed_on = self._late.is_late(f.series_id), f.passed_on
+        if passed_on is None:
+            passed_on = self._provenance.is_passed_on(series, f.series_id, f.kind)
         return Anomaly(
             step=(record.step if f.step is None else f.step) - late,
             micro_step=series.micro_step,
@@ -153,7 +155,7 @@ class Detection:
             kind=f.kind,
             module=series.module,
             last_clean=(clean if f.last_clean is None else f.last_clean) - (late and clean >= 0),
-            passed_on=self._provenance.is_passed_on(series, f.series_id) if f.passed_on is None else f.passed_on,
+            passed_on=passed_on,
             alarm=f.alarm,
         )
 

@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 
-from trainsentry.anomaly.anomaly import FROZEN, STATE_RESET
+import numpy as np
+
+from trainsentry.anomaly.anomaly import FROZEN, NONFINITE, STATE_RESET
 from trainsentry.anomaly.baselines.late_scalars import LateScalars
 from trainsentry.anomaly.finding import ALL, DATA, Finding
 from trainsentry.anomaly.series_arrays import Mask, rows_where
@@ -24,6 +26,7 @@ from trainsentry.collectors.series import (
     Series,
     SeriesTable,
 )
+from trainsentry.collectors.statistics import VALUE
 
 SOURCES = {
     ACTIVATION_OUTPUT: (ACTIVATION_INPUT,),
@@ -33,6 +36,7 @@ SOURCES = {
 }
 """The quantities of a module from which another one is computed, within the module."""
 
+LOSS = "", "loss"
 INSIDE = " inside"
 CONTAINED = (ACTIVATION_OUTPUT, ACTIVATION_GRAD_INPUT)
 """Quantities of a module that are computed in the modules that it contains."""
@@ -46,6 +50,7 @@ class Provenance:
         self.late = late
         self._sources: dict[tuple[str, str], set[int]] = defaultdict(set)
         self._before: dict[tuple[str, str], set[int]] = {}
+        self._has_finite_loss = True
         self._step = -1
 
     def go_back(self) -> None:
@@ -59,25 +64,28 @@ class Provenance:
         """
         if record.step != self._step:
             self._before = self._sources if record.step == self._step + 1 else {}
-            self._step, self._sources = record.step, defaultdict(set)
+            self._step, self._sources, self._has_finite_loss = record.step, defaultdict(set), True
         found = self._sources
         for row in rows_where(abnormal).tolist():
             if self.late.is_late(int(record.ids[row])):
                 continue  # it belongs to the step before
             series = self.table.series[record.ids[row]]
             found[series.module, series.quantity].add(series.micro_step)
+            if (series.module, series.quantity) == LOSS and not np.isfinite(record.values[row, VALUE]):
+                self._has_finite_loss = False
             inner = series.module
             while inner and series.quantity in CONTAINED:
                 inner = inner.rpartition(".")[0]
                 found[inner, series.quantity + INSIDE].add(series.micro_step)
 
-    def is_passed_on(self, series: Series, series_id: int) -> bool:
-        """Whether a series is computed from an abnormal one."""
+    def is_passed_on(self, series: Series, series_id: int, kind: str) -> bool:
+        """Whether a series is computed from an abnormal one; NaN in a backward pass comes from no finite loss."""
         sources = self._sources
         if series.scalar:
             sources = self._before if self.late.is_late(series_id) else sources
             return any(quantity == ACTIVATION_OUTPUT for _, quantity in sources)
-        if series.quantity in BACKWARD and ("", "loss") in sources:
+        is_from_loss = kind != NONFINITE or not self._has_finite_loss
+        if series.quantity in BACKWARD and LOSS in sources and is_from_loss:
             return True
         if series.quantity == UPDATE:
             own = {quantity for module, quantity in sources if module == series.module}

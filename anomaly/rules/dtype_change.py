@@ -1,5 +1,6 @@
 """Tensors whose dtype changes while the run goes on: a weight, a gradient, a state, or the outputs of many modules."""
 
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -27,8 +28,8 @@ HELD_FOR: Final = 3
 class DtypeChangeRule(Rule):
     """Compares the layouts of a record with the last ones of the same series.
 
-    Outputs of modules may change at several steps of a run, as where some steps are taken in float32: that is told of
-    once.
+    Outputs of modules change where somebody begins or ends mixed precision, which is healthy: that explains an incident
+    and makes none, and is told of once.
     """
 
     name: ClassVar[str] = "dtype_change"
@@ -65,7 +66,8 @@ class DtypeChangeRule(Rule):
         if len(told) < max(FEWEST, MANY * len(rows)):
             return []
         self._has_told = True
-        return self._findings(observed.table, ids[told], rows[told].astype(np.int64), (before[told], now[told]))
+        found = self._findings(observed.table, ids[told], rows[told].astype(np.int64), (before[told], now[told]))
+        return [replace(finding, alarm=False) for finding in found]
 
     def _of_kept(self, observed: Observed) -> list[Finding]:
         """Return a finding for each tensor that keeps its dtype, and has another one."""

@@ -44,9 +44,9 @@ class ZeroPatternRule(Rule):
     """Notes of each activation whether a part of it is zero, as a mask, a rectifier or dropout makes.
 
     A mask that is lost, a leaking rectifier and a dead channel change that from one step to the next. What a function
-    between two modules computes, such as the weights of attention, is an input of the second one. Gradients are left
-    out, as a loss may stop to ask something of some samples; and nothing is said where zeros come to the model's own
-    input too, or go from it.
+    between two modules computes, such as the weights of attention, is an input of the second one; zeros that come to
+    such an input may be a mask that begins on purpose, as of spectrograms. Gradients are left out, as a loss may stop
+    to ask something of some samples; and nothing is said where zeros come to the model's own input too, or go from it.
     """
 
     name: ClassVar[str] = "zero_pattern"
@@ -58,6 +58,7 @@ class ZeroPatternRule(Rule):
         self._dropouts = arrays.shared(Dropouts)
         self._follows = series.column(bool, of=_follows)
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
+        self._is_given = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and not s.is_model_input)
         self._pattern = series.column(np.int8, _MIXED)
         self._count, self._first = series.column(np.int64), series.column(np.int64)
         self._low, self._high = series.column(np.float64), series.column(np.float64)
@@ -85,10 +86,11 @@ class ZeroPatternRule(Rule):
         changed = self._take_in(ids, now, share, record.step)
         if not changed.any():
             return []
+        self._count.values[ids[changed]] = 0
+        changed &= ~(self._is_given.values[ids] & (share > 0))
         inputs = self._is_input.values[ids]
         together = changed.sum() > max(1, MOST_AT_ONCE * len(ids)) or (changed & inputs).any()
         found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(changed).tolist()]
-        self._count.values[ids[changed]] = 0
         return [] if together else found
 
     def _take_in(self, ids: Integers, now: Integers, share: Floats, step: int) -> Mask:

@@ -93,6 +93,17 @@ def test_provenance_is_kept_within_a_micro_step():
     assert {(a.micro_step, a.passed_on) for a in found} == {(0, True), (1, False)}
 
 
+@pytest.mark.parametrize(("loss", "passed_on"), [(50.0, False), (NAN, True)])
+def test_a_loss_that_is_merely_large_makes_no_nan(loss, passed_on):
+    records = Records()
+    detection = Detection(records.table)
+    series = [("loss", "loss"), ("fc.weight", "gradient_unreduced")]
+    healthy(records, detection, 80, series)
+    found = detection.judge(records.step(80, {series[0]: loss, series[1]: NAN}))
+    assert [a.passed_on for a in found if a.name == "fc.weight"] == [passed_on]
+    assert "loss" in {a.name for a in found}
+
+
 def test_bad_data_is_the_roots_input():
     records = Records()
     sizes = {("input.0", "activation_input"): NAN, ("output.0", "activation_output"): NAN}

@@ -39,13 +39,14 @@ def outputs(records, judge, step, dtypes):
     return [f for f in judge(replace(record, layouts=np.array(layouts, np.int32))) if f.kind == "dtype_change"]
 
 
-def test_outputs_that_many_modules_compute_in_another_dtype_are_told_of_once():
+def test_outputs_that_many_modules_compute_in_another_dtype_are_a_suspect_once():
     records = Records()
     judge = Detection(records.table).judge
     for step in range(4):
         assert outputs(records, judge, step, ["float32"] * 6) == []
     found = outputs(records, judge, 4, ["bfloat16", "float32"] * 3)
     assert [f.name for f in found] == ["blocks.0.output.0", "blocks.2.output.0", "blocks.4.output.0"]
+    assert not any(f.alarm for f in found), "somebody may mean to begin mixed precision"
     assert "blocks.0.output.0 changes from float32 to bfloat16 at step 4" in evidence(found[0])
     for step in range(5, 10):
         assert outputs(records, judge, step, ["float32"] * 6) == []

@@ -36,6 +36,7 @@ def test_zeros_that_are_gone_for_some_samples_are_told_by_the_first_of_them(alon
 def test_a_mask_that_is_lost_between_two_modules_shows_in_the_input_of_the_second(alone):
     weights = "attention.drop.input.0", "activation_input"
     assert run(alone, lambda s: {weights: 0.3 if s < AT else 0.0}) == [(weights[0], AT, 0.0)]
+    assert run(alone, lambda s: {weights: 0.3 if s >= AT else 0.0}) == [], "a mask that begins on purpose"
 
 
 def test_the_last_healthy_sample_is_one_that_was_taken(alone):
