@@ -36,15 +36,15 @@ class _Known:
 
     `updates` counts the updates; `left_at` maps the place of a weight to the last of them that did not write to it, and
     `has_frozen` says whether some have been told of that require no gradient any more. `steps` are the `step` of all
-    weights in a fused optimizer's state, which had `entries` then.
+    weights in a fused optimizer's state; `found_in` is that one's id and size, as a reference would keep a state in
+    memory that a checkpoint has replaced.
     """
 
     owned: list[NamedParameter]
     parameters: list[Tensor]
     are_sharded: bool
     marks: list[Any] | None = None
-    state: Any = None
-    entries: int = 0
+    found_in: tuple[int, int] = (0, 0)
     steps: list[Any] | None = None
     updates: int = 0
     left_at: dict[int, int] = field(default_factory=dict)
@@ -55,16 +55,16 @@ class _Known:
         if not any(group.get("fused") for group in optimizer.param_groups):
             return _marks(self.parameters, are_sharded=self.are_sharded)
         state = state_of(optimizer)
-        if self.steps is None or state is not self.state or len(state) != self.entries:
-            self.state, self.entries, self.steps = state, len(state), _steps_of(state, self.parameters)
+        if self.steps is None or self.found_in != (id(state), len(state)):
+            self.found_in, self.steps = (id(state), len(state)), _steps_of(state, self.parameters)
         return _marks_of_steps(self.steps)
 
-    def steps_were_replaced(self) -> bool:
+    def steps_were_replaced(self, optimizer: Optimizer) -> bool:
         """Whether a fused optimizer counts the updates of some weight elsewhere than where they were looked at."""
         if self.steps is None:
             return False
         before, self.steps = self.steps, None
-        return any(map(operator.is_not, before, _steps_of(self.state, self.parameters)))
+        return any(map(operator.is_not, before, _steps_of(state_of(optimizer), self.parameters)))
 
 
 class WeightWrites:
@@ -106,7 +106,7 @@ class WeightWrites:
             return
         same = list(map(operator.eq, before, now))
         known.updates += 1
-        if True in same and not known.steps_were_replaced():
+        if True in same and not known.steps_were_replaced(optimizer):
             self._note(known, [i for i, unchanged in enumerate(same) if unchanged])
 
     def _note(self, known: _Known, unwritten: list[int]) -> None:

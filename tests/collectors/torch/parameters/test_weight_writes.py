@@ -1,5 +1,9 @@
 """Weights that an update leaves unwritten are told of at that update, and no value is read for it."""
 
+import copy
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -210,3 +214,25 @@ def test_constants_of_a_modules_author_are_told_and_frozen_layers_are_not(frozen
     own = ["unwritten.pos_embed", "unwritten.head.parametrizations.weight.original0"]
     own += ["unwritten.learned", "unwritten.head.parametrizations.weight.original1"] * frozen
     assert told == dict.fromkeys(own, MADE_CONSTANT)
+
+
+def test_counters_that_somebody_replaced_are_looked_up_again():
+    """A fused optimizer counts in its state, whose entries a program may exchange; the old ones stand still."""
+    loop = Loop(lambda p: torch.optim.AdamW(p, fused=True))
+    for step in range(WRITTEN_BEFORE + 12):
+        if step == WRITTEN_BEFORE + 4:
+            state = loop.optimizer.state
+            for parameter in list(state):
+                state[parameter] = {key: value.clone() for key, value in state[parameter].items()}
+        assert loop.step() == {}
+    assert loop.step(updates=False) != {}
+
+
+def test_a_state_that_a_checkpoint_replaced_is_not_kept_in_memory():
+    loop = Loop(lambda p: torch.optim.AdamW(p, fused=True))
+    for _ in range(3):
+        loop.step()
+    old = [weakref.ref(entry["exp_avg"]) for entry in loop.optimizer.state.values()]
+    loop.optimizer.load_state_dict(copy.deepcopy(loop.optimizer.state_dict()))
+    gc.collect()
+    assert [reference() for reference in old] == [None] * len(old)
