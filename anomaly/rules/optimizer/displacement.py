@@ -29,7 +29,11 @@ SLACK: Final = 1.5
 LEAST_SHARE: Final = 0.05
 LEAST_SHARE_FLOAT32: Final = 0.02
 """Least distance that counts, as a share of the weight's size before: weights in bfloat16 are rounded to 1 in 256, at
-each update. In float32 it is the smallest distance that is worth an alarm."""
+each update. In float32 a shorter one counts where it is `LEAPS` times every distance of that weight before."""
+
+LEAPS: Final = 4.0
+"""An optimizer of one's own may move weights by more than the bound of the one that it is made from, and by about as
+much at each step."""
 
 _SIZES: Final = ("norm", "max")
 """What is followed of a weight and of its gradient, per element: the root mean square, and the largest magnitude."""
@@ -66,7 +70,7 @@ class DisplacementRule(Rule):
         self._is_rounded = arrays.layouts.column(bool, of=lambda layout: layout.dtype not in _PRECISE)
         self._options = RecordedOptions(arrays)
         self._gradient, self._momentum = ByParameter(2), ByParameter(2)
-        self._weight, self._bound = ByParameter(2), ByParameter(2)
+        self._weight, self._bound, self._longest = ByParameter(2), ByParameter(2), ByParameter(2)
         self._held, self._needed, self._trains = ByParameter(1), ByParameter(1), ByParameter(1)
         self._read_at = -1
         self._step = -1
@@ -105,8 +109,10 @@ class DisplacementRule(Rule):
         moved = np.abs(now - before)
         trains = self._trains.get(owners) == 1  # copies of other weights move by no gradient of theirs
         known = np.isfinite(moved) & np.isfinite(bound) & trains
-        is_rounded = self._is_rounded.values[observed.record.layouts[rows]]
-        least = np.where(is_rounded, LEAST_SHARE, LEAST_SHARE_FLOAT32)
+        is_rounded, longest = self._is_rounded.values[observed.record.layouts[rows]], self._longest.get(owners)
+        leaps = ~is_rounded & (moved > LEAPS * np.nan_to_num(longest, nan=np.inf))
+        least = np.where(leaps, LEAST_SHARE_FLOAT32, LEAST_SHARE)
+        self._longest.set(owners, np.fmax(longest, moved))
         beyond = known & (moved > np.maximum(SLACK * bound, least * before))
         broken, whole = beyond.any(axis=0), known.all(axis=0)
         held, needed = np.nan_to_num(self._held.get(owners)[0]), np.fmax(self._needed.get(owners)[0], HELD_FOR)
@@ -131,7 +137,7 @@ class DisplacementRule(Rule):
         """Add the bound of the updates from the step before to all weights; of steps without a record none is known."""
         if self._step < 0 or (self._skipped and not self._options.several):
             return
-        for by_parameter in (self._gradient, self._momentum, self._weight, self._bound):
+        for by_parameter in (self._gradient, self._momentum, self._weight, self._bound, self._longest):
             by_parameter.grow(len(self._owners))
         self._add_to_momentum()
         bounds = [self._bound_of(group) for group in self._options.groups()]

@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_written_is_bad_input(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_compiled_or_written_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(machine, "is_compiled", lambda: False)
     assert machine._native_kernel().state == "slow"
     monkeypatch.setattr(machine, "packages", lambda: {"numpy": "2.0"})
     assert machine._frameworks().state == "missing"
