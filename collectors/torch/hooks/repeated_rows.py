@@ -41,15 +41,20 @@ def share_of_repeated(inputs: Sequence[Tensor]) -> Tensor | None:
     flat = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     if flat.shape[1] < FEWEST_ELEMENTS:
         return None
-    sums = ((flat - flat[:1]) * _weights(flat.shape[1], flat.device)).sum(1).sort().values
+    weights = (_host_weights if flat.is_cpu else _weights)(flat.shape[1], flat.device)
+    sums = ((flat - flat[:1]) * weights).sum(1).sort().values
     same = (sums[1:] - sums[:-1]).abs_() <= SAME * sums[1:].abs()
     return same.sum(dtype=torch.float32) / len(first)
 
 
-@lru_cache(maxsize=8)  # a few sizes of batches; 128 kB each at most. Cosines take longer than all the rest.
 def _weights(count: int, device: torch.device) -> Tensor:
     """Return numbers that tell the elements of a sample apart, shape (count,)."""
     return torch.arange(count, device=device, dtype=torch.float32).cos_()
+
+
+_host_weights: Final = lru_cache(maxsize=8)(_weights)
+"""Keeps them in host memory, of a few sizes of batches and 128 kB each at most: there the cosines take longer than all
+the rest. On a device they are made anew, as another stream may use them before they are there."""
 
 
 def _thinned(batch: Tensor, inputs: int) -> Tensor:

@@ -168,9 +168,9 @@ def _steps_of(state: Mapping[Any, Any], parameters: list[Tensor]) -> list[Any]:
 
 
 def _marks_of_steps(steps: list[Any]) -> list[Any] | None:
-    """Return the count of changes of each weight's `step`, 0 where there is none; None where there is none at all."""
+    """Return the count of changes of each weight's `step`, -1 where there is none; None where there is none at all."""
     try:
         return list(map(_VERSION, steps))
     except (AttributeError, RuntimeError):  # some weight has none yet, or it is no tensor
-        marks = [version_of(step) if isinstance(step, Tensor) else 0 for step in steps]
-        return marks if any(marks) else None
+        marks = [version_of(step) if isinstance(step, Tensor) else -1 for step in steps]
+        return None if set(marks) <= {-1} else marks

@@ -1,0 +1,95 @@
+"""What only code changes in a forward pass, another dtype or a mask that is gone, is found in real trainings."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from two_families import CONFIGURATIONS, FAMILIES, FAULT, train
+
+import trainsentry
+
+STEPS = FAULT + 40
+
+
+def changes_of_dtype(tmp_path):
+    path = tmp_path / "rank0" / "anomalies.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(line["quantity"], line["alarm"]) for line in lines if line["detector"] == "dtype_change"]
+
+
+def begin_autocast(model, _stepper, step):
+    """Take all forward passes from `FAULT` on in bfloat16."""
+    if step == FAULT - 1:
+        model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+
+
+@pytest.mark.parametrize("collect", CONFIGURATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_precision_that_begins_alarms_nobody_and_explains_what_it_rounds(tmp_path, family, collect):
+    """The gradients of biases ahead of a batch norm are nothing but rounding, which bfloat16 makes larger."""
+    found = train(tmp_path, family, collect=collect, harm=begin_autocast, steps=STEPS)
+    assert [i.kind for i in found] == ["dtype_change"] * (family == "resnet")
+    told = changes_of_dtype(tmp_path)
+    assert {alarm for quantity, alarm in told if quantity == "activation_output"} == {False}
+
+
+@pytest.mark.parametrize("collect", CONFIGURATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_precision_that_begins_is_the_first_suspect_of_what_alarms_then(tmp_path, family, collect):
+    def leaks(step, given):
+        inputs, targets = given
+        return (inputs, targets.flip(0)) if step >= FAULT else given
+
+    [found, *_] = train(tmp_path, family, collect=collect, harm=begin_autocast, batch=leaks, steps=STEPS)
+    assert found.kind == "dtype_change"
+    assert "changes from float32 to bfloat16" in found.summary
+
+
+class Attention(nn.Module):
+    """Causal attention of one head; its weights are the dropout's input."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.qkv = nn.Embedding(32, 16), nn.Linear(16, 48)
+        self.drop, self.head = nn.Dropout(0.0), nn.Linear(16, 32)
+        self.masks = True
+
+    def forward(self, tokens):
+        q, k, v = self.qkv(self.embedding(tokens)).chunk(3, dim=-1)
+        scores = q @ k.transpose(1, 2) / 4
+        if self.masks:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
+        return self.head(self.drop(scores.softmax(-1)) @ v)
+
+
+class Rectified(nn.Module):
+    """Two convolutions with a rectifier in between, which is no module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+        self.masks = True
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.head(self.drop(x.relu() if self.masks else x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("model", [Attention, Rectified])
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_mask_that_is_lost_between_two_modules_is_named_by_default(tmp_path, model, lost):
+    torch.manual_seed(0)
+    watched, data = model(), FAMILIES["gpt" if model is Attention else "resnet"][1]
+    optimizer, generator = torch.optim.AdamW(watched.parameters(), lr=1e-3), torch.Generator().manual_seed(1)
+    monitor = trainsentry.TrainMonitor({"output_dir": str(tmp_path), "strict": True}).watch(watched, optimizer)
+    for step in range(STEPS):
+        watched.masks = not (lost and step >= FAULT)
+        inputs, targets = data(generator)
+        nn.functional.cross_entropy(watched(inputs).flatten(0, -2), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.flush()
+    told = [i.summary for i in monitor.incidents if "no element of activation drop.input.0 is zero" in i.summary]
+    assert len(told) == lost
+    monitor.close()
