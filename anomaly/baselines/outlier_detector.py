@@ -276,3 +276,4 @@ class OutlierDetector:
         if "levels" in state:
             self._levels.adopt(series_id, state["levels"], position)
         self.scoring.step_noise.adopt(series_id, state.get("leaps", {}), position)
+        self.scoring.learned_loss.adopt(series_id, state.get("loss_starts", {}), position)

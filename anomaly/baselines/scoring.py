@@ -6,6 +6,7 @@ import numpy as np
 
 from trainsentry.anomaly.baselines.baseline import GROUP_WEIGHT, LOCATION, NEWEST, SCALE, UP, Baseline
 from trainsentry.anomaly.baselines.common_changes import CommonChanges, ScoredRecord, shared
+from trainsentry.anomaly.baselines.learned_loss import LearnedLoss
 from trainsentry.anomaly.baselines.negligible import Negligible
 from trainsentry.anomaly.baselines.row_scores import OUTLIER, drift_scores, least_drifts, spike_scores
 from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, ScoreTail
@@ -46,6 +47,7 @@ class Scoring:
         self._negligible = Negligible(self.groups, arrays)
         self.baseline = Baseline(arrays.series)
         self.step_noise = StepNoise()
+        self.learned_loss = LearnedLoss()
         self._last_fallen = 0.0, 0
         self._spikes: dict[int, ScoreTail] = {}
         self._drifts: dict[int, ScoreTail] = {}
@@ -74,8 +76,9 @@ class Scoring:
         distance[:SIZES] = _away(features, location, shared(common_distance, distance, group), floor)
         jump[:SIZES] = _away(features, newest, shared(common_jump, jump, group), floor)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        score, best = self._spikes_of(rows, distance, jump, unit, scalar)
-        drift = self._drift(ids, state, distance, unit, scalar)
+        learned = self._learned(rows.ids, location[0], features[0])
+        score, best = self._spikes_of(rows, distance, jump, unit, scalar, learned)
+        drift = self._drift(ids, state, distance, unit, scalar, learned)
         found = ScoredRecord(
             features=features,
             floor=floor,
@@ -149,23 +152,34 @@ class Scoring:
         return unit
 
     def _spikes_of(
-        self, of: GroupRows, distance: Floats, jump: Floats, unit: Floats, scalar: Any
+        self, of: GroupRows, distance: Floats, jump: Floats, unit: Floats, scalar: Any, learned: Floats
     ) -> tuple[Floats, Any]:
         """Return the scores of spikes; a scalar that rises is measured by its step noise, where that is smaller."""
         ids, where = of.ids, of.where
         least_fall = self.groups.least_fall[where] + self._fallen(where, distance) * self.groups.falls_with_loss[where]
+        least_fall[learned > 0] = np.inf
         rows = rows_where(scalar & (distance[0] > 0))
         kept = unit[:SIZES, rows]
         own = np.maximum(self.step_noise.deviations(ids[rows].tolist()), self.groups.floor[0, ids[rows]])
         own += self.groups.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
         unit[:SIZES, rows] = np.minimum(kept, own)
-        found = spike_scores(distance, jump, unit, self.groups.jump[:, where], least_fall)
+        found = spike_scores(distance, jump, unit, self.groups.jump[:, where] + learned, least_fall)
         unit[:SIZES, rows] = kept
         return found
 
-    def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any) -> Floats:
+    def _learned(self, ids: Any, usual: Floats, size: Floats) -> Floats:
+        """Return how far the usual loss is below the level at which a loss tells of the training, shape (n,)."""
+        below: Floats = np.zeros(len(ids), np.float32)
+        losses = rows_where(self.groups.is_loss[ids])
+        if len(losses):
+            which = ids[losses].tolist()
+            below[losses] = self.learned_loss.below(which, usual[losses])
+            self.learned_loss.note(which, size[losses].tolist())
+        return below
+
+    def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any, learned: Floats) -> Floats:
         held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
-        least = least_drifts(held, scalar) + fallen
+        least = least_drifts(held, scalar) + fallen + learned
         down = np.maximum(least, self.groups.least_fall[ids] + fallen)
         down[self.groups.is_loss[ids]] = np.inf  # its fall is the purpose of training
         drift: Floats = drift_scores(state, distance, unit, (least, down))
@@ -220,6 +234,7 @@ class Scoring:
         return {
             **self.baseline.saved(size),
             "leaps": self.step_noise.saved(),
+            "loss_starts": self.learned_loss.saved(),
             "kinds": names,
             **self.common.saved(),
             "spikes": {names[n]: t.saved() for n, t in self._spikes.items()},

@@ -20,7 +20,9 @@ from trainsentry.anomaly.finding import ALL
 from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
+from trainsentry.anomaly.series_facts import BACKWARD
 from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_OUTPUT,
     ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
     GRADIENT,
@@ -40,6 +42,9 @@ OPTIMIZER: Final = "optimizer"
 
 OUTGROWS: Final = 10.0
 """Factor by which one gradient is beyond its usual size where it makes clipping shrink all others."""
+
+SAME_FACTOR: Final = 1.5
+"""Factor within which gradients are off alike: the usual size of each is known to its own swing only."""
 
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
@@ -83,7 +88,7 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     next read after it, and was last healthy before, can be its cause too.
     """
     firsts: dict[tuple[int, str, str, int], Anomaly] = {}
-    for anomaly in _without_clipped(_without_ties(list(anomalies))):
+    for anomaly in _without_scaled(_without_clipped(_without_ties(list(anomalies)))):
         key = (anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step)
         known = firsts.get(key)
         if known is None or strength(anomaly) < strength(known):
@@ -131,6 +136,41 @@ def _without_clipped(anomalies: list[Anomaly]) -> list[Anomaly]:
         else a
         for a in anomalies
     ]
+
+
+def _without_scaled(anomalies: list[Anomaly]) -> list[Anomaly]:
+    """Count gradients as passed on that are off by the factor of all, where those at the model's output are too.
+
+    What a gradient at the model's output is, the loss alone decides: no module has computed it.
+    """
+    everywhere = {
+        (a.step, a.rank): a.value / a.expected
+        for a in anomalies
+        if a.quantity == GRADIENT and a.name == ALL and a.expected > 0
+    }
+    if not everywhere:
+        return anomalies
+    scaled = {
+        (a.step, a.rank)
+        for a in anomalies
+        if a.quantity == ACTIVATION_GRAD_OUTPUT and not a.module and _is_off_by(a, everywhere.get((a.step, a.rank)))
+    }
+    return [
+        replace(a, passed_on=True)
+        if a.quantity in BACKWARD
+        and a.name != ALL
+        and (a.step, a.rank) in scaled
+        and _is_off_by(a, everywhere[a.step, a.rank])
+        else a
+        for a in anomalies
+    ]
+
+
+def _is_off_by(anomaly: Anomaly, factor: float | None) -> bool:
+    if factor is None or factor <= 0 or not anomaly.expected:
+        return False
+    ratio = abs(anomaly.value / anomaly.expected)
+    return factor / SAME_FACTOR <= ratio <= factor * SAME_FACTOR
 
 
 def strength(anomaly: Anomaly) -> tuple[int, bool, float]:

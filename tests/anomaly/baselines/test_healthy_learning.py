@@ -81,6 +81,31 @@ def test_all_gradients_fall_at_once_where_a_plateau_ends_and_rise_only_when_some
     assert bool(found) == is_found
 
 
+@pytest.mark.parametrize(("usual", "leap", "is_found"), [
+    (0.006, 0.1, False), (0.05, 0.2, False), (0.006, 2.0, True), (0.5, 1.4, True), (0.006, 0.0005, False),
+])  # fmt: skip
+def test_a_loss_that_is_known_by_heart_leaps_with_single_samples(usual, leap, is_found):
+    """It began at 2.3; what comes near that again is trouble, however small the loss had become."""
+
+    def sizes(step):
+        learned = max(2.3 * 0.9**step, usual)
+        return dict.fromkeys(GRADIENTS, 1.0) | {LOSS: leap if step in {110, 111} else learned}
+
+    assert bool(alarms(sizes, 116)) == is_found
+
+
+def test_a_run_that_goes_on_remembers_the_loss_at_its_start():
+    def judged(detection, records, steps, loss):
+        sizes = [records.step(step, dict.fromkeys(GRADIENTS, 1.0) | {LOSS: loss(step)}) for step in steps]
+        return [a.name for record in sizes for a in detection.judge(record) if a.alarm]
+
+    records, again = Records(), Records()
+    first, second = Detection(records.table), Detection(again.table)
+    judged(first, records, range(100), lambda step: max(2.3 * 0.9**step, 0.01 + 0.001 * (step % 3)))
+    second.load(first.state())
+    assert judged(second, again, range(100, 140), lambda step: 0.12 if step == 130 else 0.01 + 0.001 * (step % 3)) == []
+
+
 def test_a_model_that_has_just_begun_moves_and_one_that_has_settled_does_not():
     def sizes(step, start):
         return dict.fromkeys(WEIGHTS, 1.0) | {WEIGHTS[0]: 1.1 ** min(max(step - start, 0), 24)}

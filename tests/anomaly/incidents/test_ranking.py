@@ -184,3 +184,17 @@ def test_nothing_gives_nothing():
 def test_a_share_that_an_average_has_left_of_one_element_is_none(expected, said):
     zeros = anomaly("fc", "momentum_buffer", 9, kind="shift", detector="levels", statistic="zeros", expected=expected)
     assert said in evidence(replace(zeros, last_clean=8))
+
+
+@pytest.mark.parametrize(("at_output", "in_block", "first"), [
+    (4.0, 3.7, ("all", "gradient")),
+    (1.0, 3.7, ("head.output.0", "activation_grad_output")),
+    (4.0, 40.0, ("head.output.0", "activation_grad_output")),
+])  # fmt: skip
+def test_gradients_off_by_one_factor_from_the_models_output_on_are_all_gradients(at_output, in_block, first):
+    """A loss that is not divided scales them all; what a block does alone, or does more of, is its own."""
+    scaled = {"kind": "shift", "detector": SPIKES, "statistic": "norm", "expected": 1.0}
+    everything = anomaly("all", "gradient", 91, order=80, value=3.9, **scaled)
+    block = anomaly("head.output.0", "activation_grad_output", 91, order=5, value=in_block, module="head", **scaled)
+    output = anomaly("output.0", "activation_grad_output", 91, order=6, value=at_output, module="", **scaled)
+    assert order_of([block, output, everything])[0] == first

@@ -1,0 +1,46 @@
+"""A loss far below the level at which training began: it tells of single samples, no longer of the training."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from trainsentry.anomaly.series_arrays import Floats
+
+FIRST: Final = 5
+"""Losses whose largest is the level at the start."""
+
+SHARE: Final = 0.1
+"""Share of the start at which a loss begins to tell of the training. Where data is known by heart, the mean over a
+batch is that of the few samples that are not: of 32, one that is as wrong as at the start makes 3 % of the start, and
+one that is wrong with confidence three times as much. Such a loss leaps tenfold from batch to batch."""
+
+
+class LearnedLoss:
+    """Remembers the losses with which training began, in log units by series id."""
+
+    def __init__(self) -> None:
+        self._start: dict[int, tuple[float, int]] = {}
+
+    def note(self, ids: Sequence[int], sizes: Sequence[float]) -> None:
+        """Take in the losses of a record, in log units; only the first few of each series count."""
+        for series_id, size in zip(ids, sizes, strict=True):
+            start, count = self._start.get(series_id, (-math.inf, 0))
+            if count < FIRST and math.isfinite(size):
+                self._start[series_id] = max(start, size), count + 1
+
+    def below(self, ids: Sequence[int], usual: Floats) -> Floats:
+        """Return how far the usual losses lie below the share of their start, in log units; 0 where they are above."""
+        starts = np.array([self._start.get(i, (-math.inf, 0))[0] for i in ids])
+        return np.fmax(starts + math.log(SHARE) - usual, 0.0)
+
+    def saved(self) -> dict[str, list[float]]:
+        """Return plain data, by series id."""
+        return {str(i): [start, count] for i, (start, count) in self._start.items()}
+
+    def adopt(self, series_id: int, saved: Mapping[str, list[float]], place: int) -> None:
+        """Restore a series from the saved one with the id `place`."""
+        if str(place) in saved:
+            start, count = saved[str(place)]
+            self._start[series_id] = float(start), int(count)
