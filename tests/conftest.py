@@ -34,6 +34,14 @@ def _one_thread():
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _forked_recorders():
+    from forked_recorders import forked_recorders
+
+    with forked_recorders():
+        yield
+
+
 @pytest.fixture
 def out(tmp_path):
     """A fresh output directory."""

@@ -66,15 +66,17 @@ def _serve(rank, size, port, path, pipe, init):
         OMP_NUM_THREADS="1",
     )
     import torch
+    from forked_recorders import forked_recorders
 
     torch.set_num_threads(1)
     init(rank, size)
-    while (task := pipe.recv()) is not None:
-        module, name, args, kwargs = task
-        try:
-            pipe.send((True, getattr(importlib.import_module(module), name)(*args, **kwargs)))
-        except BaseException as error:  # noqa: BLE001 - what a training loop raises is a result
-            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+    with forked_recorders():
+        while (task := pipe.recv()) is not None:
+            module, name, args, kwargs = task
+            try:
+                pipe.send((True, getattr(importlib.import_module(module), name)(*args, **kwargs)))
+            except BaseException as error:  # noqa: BLE001 - what a training loop raises is a result
+                pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
     os._exit(0)  # groups that a test has left behind are not waited for
 
 
