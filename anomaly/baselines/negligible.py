@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.baselines.baseline import LOCATION, Baseline
 from trainsentry.anomaly.baselines.series_groups import SeriesGroups
 from trainsentry.anomaly.features import SIZES
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE
 
 _OF_SQUARES: Final = dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg"), 0.1)
@@ -66,7 +66,7 @@ class Negligible:
                 ids = rows_where(known & (self.groups.of == number))
                 if len(ids) >= LEAST_SERIES:
                     sizes = baseline.state[LOCATION, :SIZES, ids]  # a row for each series
-                    self._floor.values[:, number] = np.median(sizes, axis=0) + np.log(share)
+                    self._floor.values[:, number] = medians(sizes.T) + np.log(share)
                     self._note_applies(baseline, number, grows=name == PARAMETER)
 
     def _note_applies(self, baseline: Baseline, number: int, *, grows: bool) -> None:

@@ -13,7 +13,7 @@ from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALA
 from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, RowsByGroup, SeriesGroups
 from trainsentry.anomaly.baselines.step_noise import StepNoise
 from trainsentry.anomaly.features import FEATURES, SIZES, features_of
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
 
 WARM_UP: Final = 5
@@ -144,7 +144,7 @@ class Scoring:
             of_group = np.zeros((len(FEATURES), len(self.groups.names)))
             old = held >= WARM_UP
             for number, of in rows.among(old):
-                of_group[:, number] = np.median(logs[:, of], axis=1)
+                of_group[:, number] = medians(logs[:, of])
             weight = held / (held + GROUP_WEIGHT)
             drawn = np.exp(weight * logs + (1 - weight) * np.maximum(of_group[:, rows.group], np.log(floor)))
             np.copyto(unit, np.maximum(drawn, floor), where=young)
