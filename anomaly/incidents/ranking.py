@@ -10,14 +10,17 @@ from trainsentry.anomaly.anomaly import (
     DEAD,
     DRIFTS,
     DTYPE_CHANGE,
+    FROZEN,
     MODE_CHANGE,
     OPTION_CHANGE,
+    PRECISION,
     REPLICA_MISMATCH,
     UNDERFLOW,
     Anomaly,
 )
 from trainsentry.anomaly.finding import ALL
 from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
+from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
 from trainsentry.anomaly.series_facts import BACKWARD
@@ -28,6 +31,7 @@ from trainsentry.collectors.series import (
     GRADIENT,
     PARAMETER,
     TENSOR_QUANTITIES,
+    UPDATE,
 )
 
 EVERYWHERE: Final = 0.5
@@ -93,10 +97,10 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
         known = firsts.get(key)
         if known is None or strength(anomaly) < strength(known):
             firsts[key] = anomaly
-    candidates = list(firsts.values())
-    if not candidates:
+    if not firsts:
         return []
-    began = min(a.step for a in candidates)
+    began = min(a.step for a in firsts.values())
+    candidates = list(firsts.values())
     effects = _Effects.of(candidates, parameters)
     drifts = min((a.step for a in candidates if a.detector == DRIFTS), default=0)
     return sorted((_place(a, _step_of(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)
@@ -173,9 +177,9 @@ def _is_off_by(anomaly: Anomaly, factor: float | None) -> bool:
     return factor / SAME_FACTOR <= ratio <= factor * SAME_FACTOR
 
 
-def strength(anomaly: Anomaly) -> tuple[int, bool, float]:
-    """Return the sort key of one series' anomalies: the earliest first, then the certain kinds, then the strongest."""
-    return anomaly.step, anomaly.kind not in CERTAIN, -anomaly.score
+def strength(anomaly: Anomaly) -> tuple[int, bool, bool, float]:
+    """Return the sort key of one series' anomalies: the earliest, the certain kinds, alarms, the strongest."""
+    return anomaly.step, anomaly.kind not in CERTAIN, not anomaly.alarm, -anomaly.score
 
 
 def _step_of(anomaly: Anomaly, drifts: int) -> int:
@@ -190,6 +194,7 @@ class _Effects:
 
     `unequal_since` is the first step at which a gradient of a name differed between ranks. `vanished` are the ranks
     whose first bad gradients were all too small. `options_since` is the first step with a bad option of an optimizer.
+    `unused_since` is the step since which updates are missing of a module, by rank and name, whose output is another.
     """
 
     bad_gradients_since: dict[int, int]
@@ -197,6 +202,7 @@ class _Effects:
     unequal_since: dict[str, int]
     vanished: frozenset[int]
     options_since: dict[int, int]
+    unused_since: dict[tuple[int, str], int]
 
     @classmethod
     def of(cls, candidates: list[Anomaly], parameters: int) -> "_Effects":
@@ -214,7 +220,8 @@ class _Effects:
         options: dict[int, int] = {}
         for anomaly in sorted((a for a in candidates if a.quantity == OPTIMIZER), key=lambda a: a.step):
             options.setdefault(anomaly.rank, anomaly.step)
-        return cls(since, everywhere, unequal, frozenset(since.keys() - others), options)
+        vanished = frozenset(since.keys() - others)
+        return cls(since, everywhere, unequal, vanished, options, _unused_modules(candidates))
 
     def explain(self, anomaly: Anomaly, step: int) -> bool:
         """Whether an earlier update by bad gradients explains a weight or state that is abnormal since a step."""
@@ -229,11 +236,43 @@ class _Effects:
         return anomaly.quantity != PARAMETER or anomaly.rank in self.everywhere
 
 
+def _is_missing_update(anomaly: Anomaly) -> bool:
+    return (anomaly.kind, anomaly.quantity) == (FROZEN, UPDATE)
+
+
+def _module_of(anomaly: Anomaly) -> tuple[int, str]:
+    """Return the rank and the module of an anomaly; that of an update may be known by its name alone."""
+    return anomaly.rank, anomaly.name.rpartition(".")[0] if anomaly.quantity == UPDATE else anomaly.module
+
+
+def _unused_modules(anomalies: list[Anomaly]) -> dict[tuple[int, str], int]:
+    """Return the modules whose updates are missing since a step, and whose output is another since.
+
+    Such a module was left out, or uses its weights no more, so no gradient reaches them. Where a weight is merely
+    frozen, nothing of the forward pass changes.
+    """
+    missing = {_module_of(a): a.step for a in anomalies if _is_missing_update(a)}
+    outputs = [a for a in anomalies if a.quantity == ACTIVATION_OUTPUT and not a.passed_on and _module_of(a) in missing]
+    return {_module_of(a): missing[_module_of(a)] for a in outputs if a.last_clean < missing[_module_of(a)] <= a.step}
+
+
 def _is_changed_by_code(anomaly: Anomaly) -> bool:
-    """Whether nothing that training does changes an activation so: another dtype, or a mask that masks no more."""
+    """Whether nothing that training does changes an activation or its data so.
+
+    That is another dtype, rounded values, a mask that masks no more, or copies within a batch.
+    """
     if anomaly.detector == ZeroPatternRule.name:
         return anomaly.value == 0
-    return (anomaly.kind, anomaly.quantity) == (DTYPE_CHANGE, ACTIVATION_OUTPUT)
+    if anomaly.detector == RepeatedSamplesRule.name:
+        return True
+    return anomaly.kind in {DTYPE_CHANGE, PRECISION} and anomaly.quantity == ACTIVATION_OUTPUT
+
+
+def _place_unused(anomaly: Anomaly, step: int, since: int) -> Ranked:
+    """Return the place of a missing update, or of an output, of a module that is not used since a step."""
+    if anomaly.quantity == ACTIVATION_OUTPUT and not anomaly.passed_on:
+        return Ranked(anomaly, since, precedes=since < step)
+    return Ranked(replace(anomaly, passed_on=True), step, precedes=False)
 
 
 def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked:
@@ -242,6 +281,9 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
     if is_switch:  # a module's mode, or a number of it, which somebody set
         return Ranked(anomaly, step, precedes=True)
+    unused = effects.unused_since.get(_module_of(anomaly), step + 1)
+    if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):
+        return _place_unused(anomaly, step, unused)
     if _is_changed_by_code(anomaly):
         return Ranked(anomaly, began if anomaly.last_clean < began else step, precedes=True)
     if anomaly.quantity == ACTIVATION_OUTPUT and anomaly.rank in effects.vanished:

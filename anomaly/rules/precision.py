@@ -59,7 +59,7 @@ class PrecisionRule(Rule):
         self._kind = arrays.series.column(np.int64, of=lambda s: kinds.setdefault(s.quantity, len(kinds)))
         self._is_float32 = arrays.layouts.column(bool, of=lambda layout: layout.dtype == FLOAT32)
         self._full = arrays.series.column(np.int64)
-        self._rounded = arrays.series.column(np.int64)
+        self._full_at, self._rounded = arrays.series.column(np.int64, -1), arrays.series.column(np.int64)
         self._largest = arrays.series.column(np.float64)
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -80,6 +80,7 @@ class PrecisionRule(Rule):
         rounded = new & (bits <= np.where(largest >= SMALLEST_FLOAT16, BITS["float16"], BITS["bfloat16"]))
         full = new & (bits > BITS["float16"])
         self._full.values[ids[full]] += 1
+        self._full_at.values[ids[full]] = record.step
         self._rounded.values[ids[full]] = 0
         self._rounded.values[ids[rounded]] += 1
         found = rounded & (self._rounded.values[ids] >= NEW_VALUES) & (self._full.values[ids] >= FULL_BEFORE)
@@ -96,7 +97,8 @@ class PrecisionRule(Rule):
 
     def _finding(self, series_id: int, row: int, value: float, bits: int) -> Finding:
         dtype = "bfloat16" if bits <= BITS["bfloat16"] else "float16"
-        return Finding(series_id, row, PRECISION, self.name, dtype, value, float("nan"), SCORE)
+        clean = int(self._full_at.values[series_id])
+        return Finding(series_id, row, PRECISION, self.name, dtype, value, float("nan"), SCORE, last_clean=clean)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

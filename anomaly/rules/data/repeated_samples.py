@@ -26,11 +26,12 @@ LASTS: Final = 2
 
 @dataclass(slots=True)
 class _Copies:
-    """How many samplings had few copies, and since which step one after the other has many."""
+    """How many samplings had few copies, since which step one after the other has many, and the last step without."""
 
     few: int = 0
     many: int = 0
     since: int = -1
+    clean: int = -1
     step: int = -1
 
 
@@ -57,22 +58,23 @@ class RepeatedSamplesRule(Rule):
                 known = self._copies[series_id] = _Copies()
             if record.step == known.step:  # a second call of the model
                 continue
-            known.step = record.step
+            before, known.step = known.step, record.step
             if share < MANY:
                 known.few, known.many = (known.few + 1 if share <= FEW else 0), 0
                 continue
-            known.since = record.step if known.many == 0 else known.since
+            if known.many == 0:
+                known.since, known.clean = record.step, before
             known.many += 1
             if known.many == LASTS and known.few >= SAMPLES_BEFORE:
                 name = observed.table.series[series_id].name.partition(".")[2]
-                found.append(self._finding(series_id, name, share, known.since))
+                found.append(self._finding(series_id, name, share, known))
             if known.many >= LASTS:
                 known.few = 0
         return found
 
-    def _finding(self, series_id: int, name: str, share: float, since: int) -> Finding:
+    def _finding(self, series_id: int, name: str, share: float, known: _Copies) -> Finding:
         detail = (DUPLICATE_DATA, self.name, "share", share, 0.0, SCORE)
-        where = {"step": since, "last_clean": since - 1, "passed_on": False}
+        where = {"step": known.since, "last_clean": known.clean, "passed_on": False}
         return Finding(series_id, -1, *detail, **where, name=name, quantity=DATA)  # type: ignore[arg-type]
 
     @staticmethod

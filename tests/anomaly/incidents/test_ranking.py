@@ -198,3 +198,40 @@ def test_gradients_off_by_one_factor_from_the_models_output_on_are_all_gradients
     block = anomaly("head.output.0", "activation_grad_output", 91, order=5, value=in_block, module="head", **scaled)
     output = anomaly("output.0", "activation_grad_output", 91, order=6, value=at_output, module="", **scaled)
     assert order_of([block, output, everything])[0] == first
+
+
+@pytest.mark.parametrize("step", [96, 100])
+@pytest.mark.parametrize(("last_clean", "is_cause"), [(90, True), (97, False)])
+def test_a_module_whose_output_is_another_since_its_updates_are_missing_was_left_out(step, last_clean, is_cause):
+    missing = anomaly("ln.weight", "update", 96, order=0, kind="frozen", score=60.0, last_clean=95)
+    output = anomaly(
+        "ln.output.0", "activation_output", step, order=7, kind="shift", module="ln", last_clean=last_clean
+    )
+    found = rank([missing, output], 50)
+    assert [r.anomaly.name for r in found] == (
+        ["ln.output.0", "ln.weight"] if is_cause else ["ln.weight", "ln.output.0"]
+    )
+    assert found[0].onset == 96
+    other = replace(output, name="other.output.0", module="other")
+    assert order_of([missing, other])[0] == ("ln.weight", "update")
+
+
+def test_an_alarm_of_an_output_counts_more_than_the_suspicion_that_its_gradients_raise():
+    sums = {"kind": "gradient_flow", "detector": "gradient_sums", "score": 80.0, "last_clean": 99}
+    bias = anomaly("ln.bias", "gradient", 100, order=30, **sums)
+    suspicion = anomaly("ln.output.0", "activation_output", 100, order=30, passed_on=True, alarm=False, **sums)
+    level = anomaly("ln.output.0", "activation_output", 100, order=4, kind="shift", score=60.0, last_clean=90)
+    assert order_of([bias, suspicion])[0] == ("ln.bias", "gradient")
+    assert order_of([bias, suspicion, level])[0] == ("ln.output.0", "activation_output")
+
+
+@pytest.mark.parametrize(("last_clean", "is_cause"), [(90, True), (95, False)])
+@pytest.mark.parametrize("cause", [
+    ("input.0", "data", {"kind": "duplicate_data", "detector": "repeated_samples"}),
+    ("logits.output.0", "activation_output", {"kind": "precision", "detector": "precision"}),
+])  # fmt: skip
+def test_copies_in_a_batch_and_rounded_outputs_are_there_before_they_are_read(cause, last_clean, is_cause):
+    name, quantity, found = cause
+    gradient = anomaly("head.weight", "gradient", 93, order=9, kind="shift", last_clean=92)
+    seen = anomaly(name, quantity, 100, order=1, last_clean=last_clean, **found)
+    assert order_of([gradient, seen])[0][0] == (name if is_cause else "head.weight")

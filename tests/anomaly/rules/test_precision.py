@@ -35,6 +35,7 @@ def run(alone, series, rounds, steps=60, scale=1.0, others=()):
 def test_rounding_that_sets_in_is_found_and_the_dtype_is_named(alone, series, bits, dtype):
     [found] = run(alone, series, lambda step: bits if step >= 40 else None)
     assert (found.statistic, found.kind, found.score) == (dtype, "precision", 60.0)
+    assert found.last_clean == 39
     assert "rounded to" in PrecisionRule.sentence(_of(found), "parameter fc.weight")
 
 

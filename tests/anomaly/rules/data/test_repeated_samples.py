@@ -19,6 +19,7 @@ def run(alone, share):
 def test_many_copies_are_told_once_by_their_first_step(alone, share):
     [found] = run(alone, lambda step: share if step >= AT else 0.0)
     assert (found.step, found.name, found.quantity, found.kind) == (AT, "input.0", "data", "duplicate_data")
+    assert found.last_clean == AT - 10
 
 
 @pytest.mark.parametrize(
