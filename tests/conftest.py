@@ -49,9 +49,10 @@ def out(tmp_path):
 
 
 def _pool(size):
+    from forked_recorders import forked_recorders
     from rank_pool import RankPool
 
-    pool = RankPool(size)
+    pool = RankPool(size, recorders=forked_recorders)
     yield pool
     pool.close()
 

@@ -52,7 +52,7 @@ def _init_gloo(rank, size):
     dist.init_process_group("gloo", rank=rank, world_size=size)
 
 
-def _serve(rank, size, port, path, pipe, init):
+def _serve(rank, size, port, path, pipe, init, recorders):
     sys.path[:0] = [p for p in path if p not in sys.path]
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
@@ -66,11 +66,10 @@ def _serve(rank, size, port, path, pipe, init):
         OMP_NUM_THREADS="1",
     )
     import torch
-    from forked_recorders import forked_recorders
 
     torch.set_num_threads(1)
     init(rank, size)
-    with forked_recorders():
+    with recorders():
         while (task := pipe.recv()) is not None:
             module, name, args, kwargs = task
             try:
@@ -93,17 +92,20 @@ class RankFailure(AssertionError):
 class RankPool:
     """Processes of one process group. A function is named by its module, so that every rank imports it.
 
-    `init(rank, size)` makes the process group: of gloo, unless another function is given.
+    `init(rank, size)` makes the process group: of gloo, unless another function is given. `recorders()` decides how
+    recorders start while the ranks live: as they do for users, unless it is given.
     """
 
-    def __init__(self, size, init=_init_gloo):
+    def __init__(self, size, init=_init_gloo, recorders=contextlib.nullcontext):
         context = _start_method()
         port = free_port()
         self.size = size
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, sys.path, theirs, init), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, size, port, sys.path, theirs, init, recorders), daemon=True
+            )
             process.start()
             theirs.close()
             self.pipes.append(ours)
