@@ -28,6 +28,7 @@ class Outcome:
     notes: int = 0
     steps: int = 0
     said: str = ""
+    said_early: str = ""
     same_from_tables: bool | None = None
     same_anew: bool | None = None
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -77,8 +78,9 @@ def judge(case: Case, who: dict[str, Any], out: Path, fault_step: int, *, faulty
     after = [i for i in incidents if i["last_seen"] >= fault_step]
     delay = late[0] - fault_step if late and after else None
     detected = delay is not None and delay <= case.expect.within
+    said_early = "; ".join(i["summary"] for i in early)
     if not after:
-        return Outcome(**who, early=len(early), notes=notes, steps=steps)
+        return Outcome(**who, early=len(early), notes=notes, steps=steps, said_early=said_early)
     first = after[0]
     suspects = first["suspects"]
     right = [case.expect.is_right(s, who["family"]) for s in suspects]
@@ -99,4 +101,5 @@ def judge(case: Case, who: dict[str, Any], out: Path, fault_step: int, *, faulty
         notes=notes,
         steps=steps,
         said=said,
+        said_early=said_early,
     )
