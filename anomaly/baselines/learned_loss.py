@@ -6,15 +6,17 @@ from typing import Final
 
 import numpy as np
 
+from trainsentry.anomaly.rules.loss_above_start import FIRST
 from trainsentry.anomaly.series_arrays import Floats
-
-FIRST: Final = 5
-"""Losses whose largest is the level at the start."""
 
 SHARE: Final = 0.1
 """Share of the start at which a loss begins to tell of the training. Where data is known by heart, the mean over a
 batch is that of the few samples that are not: of 32, one that is as wrong as at the start makes 3 % of the start, and
 one that is wrong with confidence three times as much. Such a loss leaps tenfold from batch to batch."""
+
+MOST: Final = 20.0
+"""Largest factor that is asked of a leap for this, beside its usual least one: a squared error may begin a thousandfold
+above where it is trained for weeks. Losses known by heart leapt by up to 20 in healthy runs."""
 
 
 class LearnedLoss:
@@ -31,9 +33,12 @@ class LearnedLoss:
                 self._start[series_id] = max(start, size), count + 1
 
     def below(self, ids: Sequence[int], usual: Floats) -> Floats:
-        """Return how far the usual losses lie below the share of their start, in log units; 0 where they are above."""
+        """Return how far the usual losses lie below the share of their start, in log units; 0 where they are above.
+
+        It is the log of `MOST` at most.
+        """
         starts = np.array([self._start.get(i, (-math.inf, 0))[0] for i in ids])
-        return np.fmax(starts + math.log(SHARE) - usual, 0.0)
+        return np.fmin(np.fmax(starts + math.log(SHARE) - usual, 0.0), math.log(MOST))
 
     def saved(self) -> dict[str, list[float]]:
         """Return plain data, by series id."""

@@ -97,10 +97,10 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
         known = firsts.get(key)
         if known is None or strength(anomaly) < strength(known):
             firsts[key] = anomaly
-    if not firsts:
-        return []
-    began = min(a.step for a in firsts.values())
     candidates = list(firsts.values())
+    if not candidates:
+        return []
+    began = min(a.step for a in candidates)
     effects = _Effects.of(candidates, parameters)
     drifts = min((a.step for a in candidates if a.detector == DRIFTS), default=0)
     return sorted((_place(a, _step_of(a, drifts), began, effects) for a in candidates), key=lambda r: r.key)

@@ -83,6 +83,7 @@ def test_all_gradients_fall_at_once_where_a_plateau_ends_and_rise_only_when_some
 
 @pytest.mark.parametrize(("usual", "leap", "is_found"), [
     (0.006, 0.1, False), (0.05, 0.2, False), (0.006, 2.0, True), (0.5, 1.4, True), (0.006, 0.0005, False),
+    (0.001, 0.08, True),
 ])  # fmt: skip
 def test_a_loss_that_is_known_by_heart_leaps_with_single_samples(usual, leap, is_found):
     """It began at 2.3; what comes near that again is trouble, however small the loss had become."""
