@@ -18,8 +18,9 @@ from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.registry import rules
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.user_detectors import DetectorFunction, UserDetector, load_detectors
-from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SeriesFacts
+from trainsentry.anomaly.summed_gradients import SummedGradients
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series, SeriesTable
 
@@ -34,12 +35,19 @@ class Detection:
     """The rules and baselines of one rank, with their state. Records come in the order of their steps.
 
     It runs the rules of the registry, then `own`, a user's detectors. `allowed` is the rate of false alarms.
+    `per_micro_step`: gradients were read after each micro-step, where else they are read before each update.
     """
 
     def __init__(
-        self, table: SeriesTable, allowed: Allowed | None = None, own: Iterable[DetectorFunction] = ()
+        self,
+        table: SeriesTable,
+        allowed: Allowed | None = None,
+        own: Iterable[DetectorFunction] = (),
+        *,
+        per_micro_step: bool = False,
     ) -> None:
         self.table = table
+        self.per_micro_step = per_micro_step
         self._arrays = SeriesArrays(table)
         self.facts = SeriesFacts(self._arrays)
         self._rules: list[Rule] = [make(self._arrays) for make in rules()]
@@ -48,7 +56,9 @@ class Detection:
         self._judges: list[Rule | UserDetector] = [*self._rules, *map(UserDetector, own)]
         self._late = LateScalars(self.facts, self._arrays)
         self._outliers = OutlierDetector(self._arrays, allowed)
+        self._sums = SummedGradients(self._arrays)
         self._provenance = Provenance(table, self._late)
+        self._rows: Integers | None = None  # of the record being judged: their places in the recorded one
         self._saved: SavedSeries | None = None
         self._candidates: deque[list[Anomaly]] = deque(maxlen=LOOK_BACK)
 
@@ -59,6 +69,9 @@ class Detection:
         learned. Weights, activations and the loss of such a step are judged.
         """
         self._grow()
+        recorded, self._rows = record, None
+        if self.per_micro_step:
+            record, self._rows = self._sums.last_of(recorded)
         observed = self._observe(record)
         findings, rejected = self._apply_rules(observed)
         outliers = self._outliers.judge(observed, rejected)
@@ -71,6 +84,7 @@ class Detection:
             self._candidates.append(self._place(record, outliers.candidates, outliers.abnormal))
         self._outliers.learn(outliers, rejected)
         record.forget_columns()
+        recorded.forget_columns()
         return found
 
     def certain(self, record: StepRecord) -> list[Anomaly]:
@@ -79,6 +93,7 @@ class Detection:
         Records must come in the order of their steps: each tells the later ones which series were finite.
         """
         self._grow()
+        self._rows = None
         where, facts = record.where, self.facts
         excused = facts.backward[where] if record.skipped else np.zeros(len(record), bool)
         nonfinite = self._nonfinite.known_rows(record)
@@ -144,7 +159,7 @@ class Detection:
             step=(record.step if f.step is None else f.step) - late,
             micro_step=series.micro_step,
             rank=record.rank,
-            order=self._late.order if late else record.first_order + max(f.row, 0),
+            order=self._late.order if late else record.first_order + self._place_of(f.row),
             name=name_of(series, f),
             quantity=quantity_of(series, f),
             statistic=f.statistic,
@@ -159,9 +174,14 @@ class Detection:
             alarm=f.alarm,
         )
 
-    def allow(self, per_step: float | None, per_day: float | None) -> None:
-        """Allow another rate of false alarms from now on; one of the two is None."""
-        self._outliers.allow(Allowed(per_step, per_day))
+    def _place_of(self, row: int) -> int:
+        """Return the place in the recorded step of a row of the judged one, 0 for a finding without a row."""
+        return max(row, 0) if self._rows is None or row < 0 else int(self._rows[row])
+
+    def adopt(self, settings: dict[str, Any]) -> None:
+        """Follow other settings from now on: the allowed rate of false alarms, and how gradients are read."""
+        self._outliers.allow(Allowed(settings["per_step"], settings["per_day"]))
+        self.per_micro_step = settings.get("per_micro_step", False)
 
     def state(self) -> dict[str, Any]:
         """Return the learned state, by series, as plain data."""
@@ -207,4 +227,5 @@ def detection_for(table: SeriesTable, settings: dict[str, Any] | None) -> Detect
     if settings is None:
         return None
     own = load_detectors(settings.get("detectors", []), settings.get("folders", []))
-    return Detection(table, Allowed(settings["per_step"], settings["per_day"]), own)
+    allowed = Allowed(settings["per_step"], settings["per_day"])
+    return Detection(table, allowed, own, per_micro_step=settings.get("per_micro_step", False))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from trainsentry.anomaly.anomaly import CERTAIN, DEAD, SHIFT, SPIKE, Anomaly
+from trainsentry.anomaly.anomaly import CERTAIN, DEAD, MODE_CHANGE, OPTION_CHANGE, SHIFT, SPIKE, Anomaly
 from trainsentry.anomaly.incident import Incident, Suspect
 from trainsentry.anomaly.incidents.closed_incidents import ClosedIncidents, MemberKey
 from trainsentry.anomaly.incidents.ranking import rank, strength
@@ -26,6 +26,9 @@ SUSPECTS: Final = 8
 
 LOOK_BACK_STEPS: Final = 5
 """Steps before an incident whose suspicions belong to it: a fault is often odd before it is an alarm."""
+
+SET: Final = frozenset({OPTION_CHANGE, MODE_CHANGE})
+"""Kinds of alarms that have no signs before them: what somebody sets, nothing that the training computes has led to."""
 
 MAX_SUSPICIONS: Final = 500
 """Suspicions kept for a later incident, a bound on memory."""
@@ -118,9 +121,9 @@ class IncidentLog:
             again = (*known.again, step)[-MAX_AGAIN:]
             return new, replace(known, again=again, returns=known.returns + 1)
         self._current = self._first_id + len(self.incidents)
-        is_certain = any(a.kind in CERTAIN for a in new)
-        self._since = min(a.step for a in new if a.alarm) if is_certain else step - LOOK_BACK_STEPS
-        if not is_certain:  # a certain fault needs no earlier signs
+        has_signs = not any(a.kind in CERTAIN or (a.alarm and a.kind in SET) for a in new)
+        self._since = step - LOOK_BACK_STEPS if has_signs else min(a.step for a in new if a.alarm)
+        if has_signs:
             new = [*(a for a in self._suspicions if a.step >= self._since), *new]
         self._suspicions.clear()
         return new, None

@@ -314,6 +314,14 @@ class MonitorConfig(Block):
             )
         return self
 
+    def detect_settings(self, ranks: int) -> dict[str, Any] | None:
+        """Return the settings of one rank's detection as plain data, None without detection."""
+        if self.detect is None:
+            return None
+        gradients = self.collect.gradients
+        per_micro_step = gradients is not None and gradients.per_micro_step
+        return {**self.detect.settings(ranks), "per_micro_step": per_micro_step}
+
     def collect_settings(self) -> CollectSettings:
         """Return the settings of the collectors."""
         blocks = {part: getattr(self.collect, part) for part in PARTS}

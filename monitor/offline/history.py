@@ -22,6 +22,7 @@ from trainsentry.exporters.csv.reader import read_steps, table_files
 from trainsentry.exporters.engine import Mapper, map_locally
 from trainsentry.exporters.files.foreign_fields import objects, whole
 from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, Report, read_lines, read_object
+from trainsentry.exporters.run_reader import read_run
 from trainsentry.monitor.offline.recorded_ranks import differences_of_ranks, graph_of
 from trainsentry.monitor.offline.recorded_table import RecordedRows, RecordedTable
 
@@ -147,10 +148,18 @@ def _judged(directory: Path, *, anew: bool) -> tuple[dict[int, list[Anomaly]], l
     found = [a for anomalies in (recorded or {}).values() for a in anomalies if a.detector in ACROSS_RANKS]
     if table_paths(directory):
         table = SeriesTable()
-        detection = Detection(table)
+        detection = Detection(table, per_micro_step=_has_micro_steps(directory.parent))
         for record in records_of(directory, table, report):
             found.extend(detection.judge(record))
     return {0: found} if found else {}, problems
+
+
+def _has_micro_steps(root: Path) -> bool:
+    """Return whether a run's configuration asked for the gradients after each micro-step."""
+    value: object = read_run(root).settings.get("configuration")
+    for key in ("collect", "gradients", "per_micro_step"):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value is True
 
 
 def _in_table(

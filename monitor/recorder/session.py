@@ -277,7 +277,7 @@ class Session:
             self.rank_tree.ask_flush(message["token"])
 
     def _reconfigure(self, config: dict[str, Any], detect: dict[str, Any] | None) -> None:
-        """Follow another configuration: exporters begin and end, and detection takes its new rate of false alarms."""
+        """Follow another configuration: exporters begin and end, and detection takes its new settings."""
         self.settings = replace(self.settings, config=config, detect=detect)
         for writers in (self.writers, self.global_writers):
             if writers is not None:
@@ -286,7 +286,7 @@ class Session:
         self.status_exporters = StatusExporters(self.settings, self.directory, self.table, self.gaps)
         self.alerts = Alerts(self.settings, self.directory, self.table, self.failed)
         if self.detection is not None and detect is not None:
-            self.detection.allow(detect["per_step"], detect["per_day"])
+            self.detection.adopt(detect)
 
     def _write_cost(self) -> None:
         """Write the monitor's own cost as scalars, where an exporter shows scalars (TensorBoard)."""

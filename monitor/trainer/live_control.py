@@ -156,8 +156,8 @@ class LiveControl:
             loop.guard.run(PART, loop.watch.adopt, config.collect_settings())
             if config.collect.communication is not None and not loop.consensus.is_single_rank:
                 loop.guard.run(PART, loop.watch.watch_communication)
-        if (config.export, config.detect) != (old.export, old.detect):
-            detect = config.detect.settings(self.ranks) if config.detect is not None else None
+        detect = config.detect_settings(self.ranks)
+        if config.export != old.export or detect != old.detect_settings(self.ranks):
             loop.link.reconfigure(config.model_dump(mode="json"), detect)
         self._note(step, changes)
         said = ", ".join(f"{key}={value!r}" for key, value in changes.items())

@@ -58,7 +58,7 @@ def recorder_settings(
         output_dir=str(root),
         rank=rank,
         start_step=start_step,
-        detect=config.detect.settings(ranks) if config.detect is not None else None,
+        detect=config.detect_settings(ranks),
         restart=claim.restart,
         claim=claim.to_json(),
         beside=claim.beside,

@@ -97,17 +97,30 @@ STATISTICS = {"default": ["norm", "mean"], "everything": ["norm", "mean", "min",
 
 
 def train(
-    tmp_path, family, optimizer="adamw", collect="default", harm=None, batch=None, steps=STEPS, clip=None, dump=False
+    tmp_path,
+    family,
+    optimizer="adamw",
+    collect="default",
+    harm=None,
+    batch=None,
+    steps=STEPS,
+    clip=None,
+    dump=False,
+    micro_steps=1,
 ):
-    """Train a family; `harm(model, optimizer, step)` runs before each update, `batch(step, given)` changes batches."""
+    """Train a family; `harm(model, optimizer, step)` runs before each update, `batch(step, given)` changes batches.
+
+    Where a step has several micro-steps, the gradients after each of them are read too.
+    """
     make, data, *_ = FAMILIES[family]
     torch.manual_seed(0)
     model = make()
     stepper = OPTIMIZERS[optimizer](model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(stepper, lambda s: min((s + 1) / 20, 1) * (1 - s / (2 * STEPS)))
+    per_micro_step = {"gradients": {"per_micro_step": True, "before_reduction": True}} if micro_steps > 1 else {}
     config = {
         "output_dir": str(tmp_path),
-        "collect": CONFIGURATIONS[collect],
+        "collect": CONFIGURATIONS[collect] | per_micro_step,
         "statistics": STATISTICS[collect],
         "on_incident": {"dump": dump},
         "strict": True,
@@ -115,10 +128,11 @@ def train(
     monitor = trainsentry.TrainMonitor(config).watch(model, stepper)
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
-        given = data(generator)
-        inputs, targets = given if batch is None else batch(step, given)
-        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets)
-        loss.backward()
+        for _ in range(micro_steps):
+            given = data(generator)
+            inputs, targets = given if batch is None else batch(step, given)
+            loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets)
+            (loss / micro_steps).backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         if harm is not None:

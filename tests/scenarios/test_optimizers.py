@@ -75,6 +75,21 @@ def test_state_that_does_not_follow_from_its_past_is_named(tmp_path, family, col
 
 
 @both_families
+@pytest.mark.parametrize("fault", [None, FAULT])
+def test_state_is_followed_where_the_gradient_after_each_micro_step_is_read(tmp_path, family, fault):
+    """The optimizer uses the last of a step's gradients, after clipping."""
+    name = FAMILIES[family][2]
+
+    def shift(model, stepper, step):
+        if step == fault:
+            moment = stepper.state[model.get_parameter(name)]["exp_avg_sq"]
+            moment.view(-1)[3] += 0.1 * moment.sum()
+
+    found = train(tmp_path, family, "adamw", "everything", shift, steps=FAULT + 10, clip=0.5, micro_steps=3)
+    assert [(i.name, i.quantity, i.step) for i in found] == ([(name, "exp_avg_sq", fault)] if fault else [])
+
+
+@both_families
 @pytest.mark.parametrize("optimizer", FOLLOWED)
 def test_each_state_of_each_optimizer_is_followed(tmp_path, family, optimizer):
     """Each is clipped, too: what the optimizer is given counts."""

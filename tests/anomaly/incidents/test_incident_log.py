@@ -78,6 +78,15 @@ def test_what_is_dated_before_an_incident_or_comes_beside_new_trouble_is_another
         assert [i.id for i in incidents.incidents.values()] == [1, 2]
 
 
+def test_what_somebody_sets_has_no_signs_before_it():
+    """A gradient that was odd by itself five steps before the learning rate was set again is not its cause."""
+    set_again = replace(SOFT, step=10, name="lr of group 0", quantity="optimizer", kind="option_change", module="")
+    incidents = log()
+    incidents.observe(5, [replace(SOFT, alarm=False)])
+    incident = incidents.observe(10, [set_again])
+    assert (incident.name, incident.step, len(incident.suspects)) == ("lr of group 0", 10, 1)
+
+
 def test_what_is_certain_or_long_after_or_of_another_rank_is_no_return():
     for other in (
         replace(HARD, step=LATER),
