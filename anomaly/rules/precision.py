@@ -10,7 +10,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_OUTPUT, PARAMETER
-from trainsentry.collectors.statistics import MAX, MIN
+from trainsentry.collectors.statistics import MAX, MIN, NORM
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as a rounded value is rounded whatever came before."""
@@ -24,7 +24,11 @@ FULL_BEFORE: Final = 3
 """Samples with full precision before rounding counts: what is rounded by design is so from the start."""
 
 NEW_VALUES: Final = 2
-"""Samples in a row with new, rounded extremes: with two extremes each, one in 10^15 by chance."""
+"""Points of a sample with new, rounded extremes. A changed tensor with the rounded extremes of the sample before has
+one: small updates of rounded weights are lost."""
+
+POINTS: Final = 4
+"""Points of rounded samples in a row that make a finding: with two extremes each, new ones come so twice in 10^15."""
 
 ROUND_BITS: Final = 4
 """Significant bits of numbers such as 0.5, 1 or 6, at which values are clipped by design: they say nothing."""
@@ -50,7 +54,7 @@ class PrecisionRule(Rule):
     name: ClassVar[str] = "precision"
     speaks_for: ClassVar[str | None] = PRECISION
     quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, ACTIVATION_OUTPUT, OPTIMIZER_STATE})
-    statistics: ClassVar[frozenset[str]] = frozenset({"min", "max"})
+    statistics: ClassVar[frozenset[str]] = frozenset({"min", "max", "norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
         own = {PARAMETER, ACTIVATION_OUTPUT}
@@ -60,7 +64,7 @@ class PrecisionRule(Rule):
         self._is_float32 = arrays.layouts.column(bool, of=lambda layout: layout.dtype == FLOAT32)
         self._full = arrays.series.column(np.int64)
         self._full_at, self._rounded = arrays.series.column(np.int64, -1), arrays.series.column(np.int64)
-        self._largest = arrays.series.column(np.float64)
+        self._largest, self._norm = arrays.series.column(np.float64), arrays.series.column(np.float64)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the series whose extremes are rounded since they were not."""
@@ -74,18 +78,25 @@ class PrecisionRule(Rule):
         largest = np.fmax(low, high)
         bits = np.fmax(significant_bits(low), significant_bits(high))
         rest = largest < REST * self._largest_of_kind(ids.astype(np.int64), largest)
-        new = ~rest & np.isfinite(largest) & (largest != self._largest.values[ids]) & (bits > ROUND_BITS)
-        new &= (largest >= SMALLEST) & ((low % 1 != 0) | (high % 1 != 0))  # whole numbers count something
-        self._largest.values[ids] = largest
-        rounded = new & (bits <= np.where(largest >= SMALLEST_FLOAT16, BITS["float16"], BITS["bfloat16"]))
-        full = new & (bits > BITS["float16"])
+        new, moved = self._are_new(ids.astype(np.int64), largest, record.columns[NORM][rows])
+        telling = ~rest & np.isfinite(largest) & (bits > ROUND_BITS) & (largest >= SMALLEST)
+        telling &= (low % 1 != 0) | (high % 1 != 0)  # whole numbers count something
+        rounded = telling & (bits <= np.where(largest >= SMALLEST_FLOAT16, BITS["float16"], BITS["bfloat16"]))
+        rounded &= new | (moved & (self._rounded.values[ids] > 0))
+        full = telling & new & (bits > BITS["float16"])
         self._full.values[ids[full]] += 1
         self._full_at.values[ids[full]] = record.step
         self._rounded.values[ids[full]] = 0
-        self._rounded.values[ids[rounded]] += 1
-        found = rounded & (self._rounded.values[ids] >= NEW_VALUES) & (self._full.values[ids] >= FULL_BEFORE)
+        self._rounded.values[ids[rounded]] += np.where(new, NEW_VALUES, 1)[rounded]
+        found = rounded & (self._rounded.values[ids] >= POINTS) & (self._full.values[ids] >= FULL_BEFORE)
         self._full.values[ids[found]] = 0
         return [self._finding(int(ids[i]), int(rows[i]), float(largest[i]), int(bits[i])) for i in rows_where(found)]
+
+    def _are_new(self, ids: Integers, largest: Floats, norm: Floats) -> tuple[Mask, Mask]:
+        """Return of which tensors the largest magnitude is another than in the sample before, and of which the norm."""
+        new, moved = largest != self._largest.values[ids], norm != self._norm.values[ids]
+        self._largest.values[ids], self._norm.values[ids] = largest, norm
+        return new, moved
 
     def _largest_of_kind(self, ids: Integers, largest: Floats) -> Floats:
         """Return the largest finite magnitude among the tensors of each one's quantity."""

@@ -30,6 +30,10 @@ SHARE: Final = 0.05
 """Zero elements, and share of the output, that make a pattern: activations that saturate become zero one by one, and a
 sum of rectified ones is zero at a few places until it is not."""
 
+EXACT: Final = 4
+"""Zero elements that make a pattern of an output that had none, where their number is the same in each sample: a kernel
+that leaves out the edge of its output (a row of one channel) makes as many each time, and chance does not."""
+
 STEADY: Final = 2.0
 """Largest quotient of the shares of zeros of a pattern: what a mask or a rectifier gives is steady, what batches of
 other lengths give is not."""
@@ -98,6 +102,8 @@ class ZeroPatternRule(Rule):
         count, pattern, other = self._count.values, self._pattern.values, self._other.values
         low, high = self._low.values, self._high.values
         known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN) & ~self._varies.values[ids]
+        few = known & (pattern[ids] == _NONE) & (now == _MIXED) & (share * self._numel.values[ids] >= EXACT)
+        now = np.where(few, _SOME, now)
         differs = known & (pattern[ids] != _MIXED) & (now != pattern[ids]) & (now != _MIXED)
         new = other[ids] == 0
         self._since.values[ids] = np.where(differs & new, step, self._since.values[ids])
@@ -107,7 +113,7 @@ class ZeroPatternRule(Rule):
         begins = ~differs & ~steady
         self._varies.values[ids] |= (
             (~new & ~differs)  # it was another for a sample or two
-            | (differs & ~_are_within(EQUAL, first_share, share))
+            | (differs & ~_are_within(np.where(few, 1.0, EQUAL), first_share, share))
             | (begins & (count[ids] > 0) & (now != pattern[ids]))
         )
         other[ids] = np.where(differs, other[ids] + 1, 0)
@@ -138,7 +144,7 @@ def _follows(series: Series) -> bool:
     return series.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT} or series.is_model_input
 
 
-def _are_within(factor: float, *shares: Floats) -> Mask:
+def _are_within(factor: float | Floats, *shares: Floats) -> Mask:
     """Return where the largest of several shares is at most so many times the least."""
     found: Mask = np.maximum.reduce(shares) <= factor * np.minimum.reduce(shares)
     return found

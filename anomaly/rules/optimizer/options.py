@@ -1,15 +1,26 @@
 """An option of the optimizer that is not what its schedule, or its constancy so far, lets expect."""
 
-import itertools
 import math
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
-
-import numpy as np
 
 from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.batch_size import BatchSize
+from trainsentry.anomaly.rules.optimizer.rate_schedule import (
+    AGAIN,
+    JUMP,
+    PACE_STEPS,
+    PARTED,
+    TIMES_USUAL,
+    Fault,
+    Option,
+    began_anew,
+    follow,
+    glitch,
+    is_smooth,
+    oddness,
+    pace,
+)
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import OPTION, option_parts
@@ -21,24 +32,11 @@ SCORE: Final = 60.0
 SETTLED: Final = 10
 """Steps of an option before it is judged: programs set their options when they begin."""
 
-SMOOTH: Final = 8
-"""Changes in a row, one at each step, that make a smooth schedule, whose pace is known."""
-
-JUMP: Final = math.log(1.2)
-"""A change by this factor can be a jump: schedules that change at each step change by less, but near their end."""
-
-TIMES_USUAL: Final = 3.0
-"""A jump exceeds the usual change of this run by so many times: a cosine's last steps grow 1.7 times from one to the
-next."""
-
 ABOVE_LARGEST: Final = 1.2
 """A rate jumps too high at so many times the largest rate known: seen, or named by the schedule."""
 
 LEAST_CHANGE: Final = math.log(1.05)
 """Smallest change of an option other than the rate: some schedules change the decay of weights a little each epoch."""
-
-AGAIN: Final = 1.5
-"""A jump so many times as large as the largest that the run has made is another one."""
 
 LARGEST_DROP: Final = 30.0
 """A rate may fall by this factor in a step: schedules of steps divide by 2 to 10."""
@@ -52,64 +50,16 @@ NEAR_ZERO: Final = 0.05
 RESTART: Final = 5.0
 """A rate that rises by this factor, and not above its largest, is a warm restart (Loshchilov and Hutter, 2017)."""
 
-FALLEN: Final = 3.0
-CLIMBS: Final = 5
-"""Factor by which a smooth schedule falls in one step, and rises in a row after it, where it began its warm-up anew: a
-schedule whose state was not restored. Schedules that fall so go on falling, or rest."""
-
-DOUBLE: Final = (1.7, 2.3)
-"""Range of the factor of a pace that has doubled, as when a schedule is stepped twice a step."""
-
-PACE_STEPS: Final = 3
-"""Steps in a row at double pace."""
-
-STEADY: Final = 0.2
-"""Share by which the pace of a smooth schedule may differ from one step to the next."""
+PEAKED: Final = 0.8
+"""Share of the largest rate to which a rate has fallen when its warm-up is over: one that climbs above all that it was
+from there, by small changes, follows no schedule but a factor with the wrong sign."""
 
 TOGETHER: Final = 20
 """Changes through which groups keep their ratio, or steps in which neither changes, before one that parts counts."""
 
-PARTED: Final = 0.01
-"""Share by which a ratio of two groups must change."""
-
 RATE: Final = "lr"
 KNOWN_RATES: Final = ("initial_lr", "max_lr")
 """Options that schedulers add: a rate up to them is planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """How an option is wrong, its value and the one expected, and the step."""
-
-    how: str
-    value: float
-    expected: float
-    step: int
-
-
-@dataclass(slots=True)
-class _Option:
-    """What is known of one option: its newest value, and the changes that led there.
-
-    `since` and `first` are the steps of its newest and of its first value, which is `start`; `before` is the value
-    before the newest one. `changes` are the newest changes at consecutive steps, `ratios` the newest |log ratio| of
-    changes that are no jumps, `largest_jump` the largest of those that are. `doubled` counts the steps at twice `pace`.
-    `fell` is the step of such a fall, with the values after it and before, and `climbs` counts the rises since.
-    """
-
-    value: float
-    since: int
-    first: int
-    start: float = 0.0
-    before: float = math.nan
-    largest: float = 0.0
-    largest_jump: float = 0.0
-    changes: list[float] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)
-    doubled: int = 0
-    pace: float = 0.0
-    fell: tuple[int, float, float] | None = None
-    climbs: int = 0
 
 
 class OptionRule(Rule):
@@ -129,7 +79,7 @@ class OptionRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_option = arrays.series.column(bool, of=lambda s: s.scalar and option_parts(s.name) is not None)
-        self._options: dict[str, _Option] = {}
+        self._options: dict[str, Option] = {}
         self._ids: dict[str, int] = {}
         self._ratios: dict[str, tuple[float, int]] = {}
         self._batch = BatchSize(arrays)
@@ -149,43 +99,59 @@ class OptionRule(Rule):
                 found.append(self._finding(name, fault))
         return found
 
-    def _take(self, name: str, value: float, step: int) -> _Fault | None:
+    def _take(self, name: str, value: float, step: int) -> Fault | None:
         """Follow an option to its new value; return what is wrong with it."""
         known = self._options.get(name)
         if known is None:
-            self._options[name] = _Option(value, step, step, start=value, largest=abs(value))
+            self._options[name] = Option(value, step, step, start=value, largest=abs(value))
             return None
         if value == known.value:  # a resumed run writes all its options again
             return None
         settled = step - known.first >= SETTLED
         fault = self._fault(name, known, value, step) if settled else None
-        _follow(known, value, step, settled=settled, fault=fault)
+        follow(known, value, step, settled=settled, fault=fault)
         if _key(name) == RATE:
             self._changed_at = step
         return fault
 
-    def _fault(self, name: str, known: _Option, value: float, step: int) -> _Fault | None:
+    def _fault(self, name: str, known: Option, value: float, step: int) -> Fault | None:
         if not math.isfinite(value):
-            return _Fault("value", value, known.value, step)
+            return Fault("value", value, known.value, step)
         if value < 0 <= known.value:
-            return _Fault("sign", value, known.value, step)
+            return Fault("sign", value, known.value, step)
         if _key(name) in KNOWN_RATES:
             return None
         if _key(name) != RATE:
             return _constancy(known, value, step)
-        began_anew = _began_anew(known, value, step)
-        jumped = _glitch(known, value, step) or self._jump(name, known, value, step)
+        anew = began_anew(known, value, step)
+        climbed = self._climb(name, known, value, step)
+        jumped = glitch(known, value, step) or self._jump(name, known, value, step)
         if jumped is not None:
             known.fell = None  # the fall itself is told
-        return jumped or began_anew or _pace(known, value, step)
+        return jumped or anew or climbed or pace(known, value, step)
 
-    def _jump(self, name: str, known: _Option, value: float, step: int) -> _Fault | None:
-        """Judge the size of a rate's change."""
+    def _planned(self, name: str) -> float:
+        """Return the largest rate that a group's own options name, 0 for none."""
         group = name.rpartition(".")[0]
-        planned = (self._options[f"{group}.{key}"].value for key in KNOWN_RATES if f"{group}.{key}" in self._options)
-        largest = max(known.largest, *planned, 0.0)
-        too_large = _Fault("largest", value, largest, step) if value > ABOVE_LARGEST * largest else None
-        odd = _Fault("value", value, known.value, step)
+        named = (self._options[f"{group}.{key}"].value for key in KNOWN_RATES if f"{group}.{key}" in self._options)
+        return max(named, default=0.0)
+
+    def _climb(self, name: str, known: Option, value: float, step: int) -> Fault | None:
+        """Judge a rate that climbs by small changes, once its warm-up is over."""
+        if value <= known.value or self._batch.explains(known.value, value, step):
+            known.top = None
+        elif known.top is None and known.value < PEAKED * known.largest:
+            known.top = step, known.largest
+        if known.top is None or value <= ABOVE_LARGEST * max(known.top[1], self._planned(name)):
+            return None
+        (began, largest), known.top = known.top, None
+        return Fault("climb", value, largest, began)
+
+    def _jump(self, name: str, known: Option, value: float, step: int) -> Fault | None:
+        """Judge the size of a rate's change."""
+        largest = max(known.largest, self._planned(name))
+        too_large = Fault("largest", value, largest, step) if value > ABOVE_LARGEST * largest else None
+        odd = Fault("value", value, known.value, step)
         if value == 0:
             return odd if known.value > NEAR_ZERO * largest else None
         if known.value <= 0:
@@ -194,7 +160,7 @@ class OptionRule(Rule):
         usual = max(JUMP, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump)
         if abs(ratio) <= usual or self._batch.explains(known.value, value, step):
             return None
-        smooth = _is_smooth(known, step)
+        smooth = is_smooth(known, step)
         if smooth and abs(value - known.value) <= TIMES_USUAL * max(map(abs, known.changes)):
             return None  # near zero each step is a large part of the rest
         if ratio > 0:
@@ -221,13 +187,13 @@ class OptionRule(Rule):
             same = abs(ratio / usual - 1) <= PARTED
             self._ratios[name] = (usual, times + 1) if same else (ratio, 0)
             if not same and times >= TOGETHER and name in self._ids and first in self._ids:
-                odd = _oddness(option, at) > _oddness(other, at) or other.since != at
+                odd = oddness(option, at) > oddness(other, at) or other.since != at
                 expected = other.value * usual if odd else option.value / usual
-                fault = _Fault("groups", option.value if odd else other.value, expected, at)
+                fault = Fault("groups", option.value if odd else other.value, expected, at)
                 found.append(self._finding(name if odd else first, fault))
         return found
 
-    def _finding(self, name: str, fault: _Fault) -> Finding:
+    def _finding(self, name: str, fault: Fault) -> Finding:
         detail = (OPTION_CHANGE, self.name, fault.how, fault.value, fault.expected, SCORE)
         return Finding(
             self._ids[name],
@@ -244,6 +210,9 @@ class OptionRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the option with both values, and why it is odd."""
         expected = f"{anomaly.expected:.6g}"
+        if anomaly.statistic == "climb":
+            climbed = f"the optimizer's {subject} has climbed since step {anomaly.step}, to {anomaly.value:.6g}"
+            return f"{climbed}; no rate before was above {expected}"
         now = f"the optimizer's {subject} is {anomaly.value:.6g} at step {anomaly.step}"
         reasons = {
             "largest": f"no rate before was above {expected}",
@@ -264,7 +233,7 @@ class OptionRule(Rule):
     def load(self, saved: Any) -> None:
         """Restore the options: a resumed run should go on with them."""
         for name, (value, largest, first, since, jump, usual, start) in saved.items():
-            known = _Option(float(value), int(since), int(first), float(start), largest=float(largest))
+            known = Option(float(value), int(since), int(first), float(start), largest=float(largest))
             known.largest_jump, known.ratios = float(jump), [float(usual)]
             self._options[name] = known
 
@@ -283,28 +252,14 @@ def _key(name: str) -> str:
     return (option_parts(name) or (0, 0, ""))[2]
 
 
-def _follow(known: _Option, value: float, step: int, *, settled: bool, fault: _Fault | None) -> None:
-    """Make `value` the newest one; learn from changes that are no fault."""
-    ratio = abs(math.log(abs(value / known.value))) if value * known.value else math.inf
-    if ratio < math.inf and (fault is not None or ratio > JUMP) and settled:
-        known.largest_jump = max(known.largest_jump, ratio)
-    elif ratio < math.inf and fault is None:
-        known.ratios = [*known.ratios[1 - SMOOTH :], ratio]
-    in_a_row = step == known.since + 1 and fault is None
-    known.changes = [*known.changes[-SMOOTH:], value - known.value] if in_a_row else []
-    if fault is None:
-        known.largest = max(known.largest, abs(value))
-    known.before, known.value, known.since = known.value, value, step
-
-
-def _constancy(known: _Option, value: float, step: int) -> _Fault | None:
+def _constancy(known: Option, value: float, step: int) -> Fault | None:
     """Judge an option other than the rate: a jump after a constant stretch."""
     if step - known.since < SETTLED and not known.ratios:
         return None
     most = max(LEAST_CHANGE, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump)
     if _change(known.value, value) <= most:
         return None
-    return _Fault("value", value, known.value, step)
+    return Fault("value", value, known.value, step)
 
 
 def _change(before: float, after: float) -> float:
@@ -317,7 +272,7 @@ def _change(before: float, after: float) -> float:
     return change
 
 
-def _ratio_at_start(option: _Option, other: _Option, at: int) -> tuple[float, int]:
+def _ratio_at_start(option: Option, other: Option, at: int) -> tuple[float, int]:
     """Return the ratio of two rates that were constant until step `at`, and for how many steps; NaN for others.
 
     A rate that falls alone may have a schedule of its own, so only rises count.
@@ -327,61 +282,3 @@ def _ratio_at_start(option: _Option, other: _Option, at: int) -> tuple[float, in
     if before != [option.start, other.start] or min(before) <= 0 or not any(rises):
         return math.nan, 0
     return before[0] / before[1], at - max(option.first, other.first)
-
-
-def _glitch(known: _Option, value: float, step: int) -> _Fault | None:
-    """Judge a rate that was another for one step alone."""
-    if step != known.since + 1 or not (value > 0 and known.value > 0 and known.before > 0):
-        return None
-    usual = max(known.ratios, default=0.0)
-    away, back = abs(math.log(known.value / known.before)), abs(math.log(value / known.before))
-    if away <= max(JUMP, TIMES_USUAL * usual) or back > TIMES_USUAL * usual + PARTED:
-        return None
-    return _Fault("one_step", known.value, known.before, known.since)
-
-
-def _pace(known: _Option, value: float, step: int) -> _Fault | None:
-    """Judge the pace of a smooth schedule: doubled for some steps in a row is a schedule that is stepped twice."""
-    change = value - known.value
-    if known.doubled:
-        held = step == known.since + 1 and DOUBLE[0] <= change / known.pace <= DOUBLE[1]
-        known.doubled = known.doubled + 1 if held else 0
-        if known.doubled < PACE_STEPS:
-            return None
-        known.doubled = 0
-        return _Fault("pace", value, known.value + known.pace, step)
-    if _is_smooth(known, step) and _is_steady(known.changes) and DOUBLE[0] <= change / known.changes[-1] <= DOUBLE[1]:
-        known.doubled, known.pace = 1, known.changes[-1]
-    return None
-
-
-def _began_anew(known: _Option, value: float, step: int) -> _Fault | None:
-    """Judge a smooth rate that fell at once, further than it ever jumped, and has risen at each step since."""
-    if known.fell is not None and step == known.since + 1 and value > known.value:
-        known.climbs += 1
-        at, low, before = known.fell
-        if known.climbs < CLIMBS:
-            return None
-        known.fell = None
-        return _Fault("anew", low, before, at)
-    falls = _is_smooth(known, step) and 0 < value * FALLEN < known.value
-    falls = falls and math.log(known.value / value) > AGAIN * known.largest_jump
-    known.fell, known.climbs = ((step, value, known.value) if falls else None), 0
-    return None
-
-
-def _is_smooth(known: _Option, step: int) -> bool:
-    return step == known.since + 1 and len(known.changes) >= SMOOTH
-
-
-def _is_steady(changes: list[float]) -> bool:
-    return all(a and abs(b / a - 1) <= STEADY for a, b in itertools.pairwise(changes))
-
-
-def _oddness(option: _Option, step: int) -> float:
-    """Return how far an option's change at a step is from its usual ones; 0 where it did not change there."""
-    if option.since != step or not (option.before > 0 and option.value > 0):
-        return 0.0
-    change = abs(math.log(option.value / option.before))
-    usual = float(np.median(option.ratios)) if option.ratios else 0.0
-    return abs(change - usual)

@@ -39,6 +39,18 @@ def test_rounding_that_sets_in_is_found_and_the_dtype_is_named(alone, series, bi
     assert "rounded to" in PrecisionRule.sentence(_of(found), "parameter fc.weight")
 
 
+def test_rounding_that_loses_small_updates_keeps_its_extremes_and_is_found(alone):
+    records, rule = Records(), None
+    rule, found = alone(PrecisionRule, records.table), []
+    for step in range(60):
+        record = records.step(step, {WEIGHT: 1.0 + step / 100})
+        largest = float(np.float32(0.3 + step / 1000))
+        record.values[0, [MIN, MAX]] = [-to_bits(0.3, 8), to_bits(0.32, 8)] if step >= 40 else [-largest, largest]
+        found += [(step, each) for each in rule(record)]
+    [(step, each)] = found
+    assert (step, each.last_clean, each.statistic) == (42, 39, "bfloat16")
+
+
 def test_what_is_rounded_from_the_start_or_for_one_step_is_design(alone):
     assert run(alone, OUTPUT, lambda step: 8) == []
     assert run(alone, OUTPUT, lambda step: 8 if step == 40 else None) == []

@@ -52,8 +52,17 @@ def test_the_last_healthy_sample_is_one_that_was_taken(alone):
 
 @pytest.mark.parametrize(("share", "key", "count"), [(0.08, SUM, 1), (0.04, SUM, 0), (0.08, GRADIENT, 0)])
 def test_zeros_that_come_to_a_part_of_an_output_are_told(alone, share, key, count):
-    """A loss may ask nothing of some samples any more, which makes zeros of gradients."""
-    assert run(alone, lambda s: {key: share if s >= AT else 0.0}) == [(key[0], AT, share)] * count
+    """A loss may ask nothing of some samples any more, which makes zeros of gradients; few zeros vary by chance."""
+    varying = 0.001 if share == 0.04 else 0.0
+    found = run(alone, lambda s: {key: share + varying * (s // 10 % 2) if s >= AT else 0.0})
+    assert found == [(key[0], AT, share)] * count
+
+
+@pytest.mark.parametrize(("zeros", "count"), [((8,), 1), ((8, 9), 0), ((3,), 0)])
+def test_few_zeros_that_come_to_an_output_are_told_where_there_are_as_many_each_time(alone, zeros, count):
+    """A kernel leaves out the last row of one channel."""
+    found = run(alone, lambda s: {SUM: zeros[s // 10 % len(zeros)] / 1000 if s >= AT else 0.0})
+    assert found == [(SUM[0], AT, 0.008)] * count
 
 
 def test_branches_that_are_left_out_at_random_are_no_pattern(alone):

@@ -57,6 +57,13 @@ def run(alone, judged, series, steps=range(STEPS), rule=None, records=None):
     return judged(rule, records, steps, changes)
 
 
+def test_a_rate_that_climbs_above_all_that_it_was_is_told_with_its_first_rise(alone, judged):
+    """The schedule's factor has the wrong sign from step 200 on."""
+    [found] = run(alone, judged, {LR: lambda s: cosine(s) * 1.06 ** max(s - 199, 0)}, range(230))
+    assert (found.step, found.statistic) == (200, "climb")
+    assert 1.2e-3 < found.value < 1.4e-3
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_are_quiet(alone, judged, name):
     assert run(alone, judged, {LR: SCHEDULES[name], OTHER: lambda s: 0.3 * SCHEDULES[name](s)}) == []
