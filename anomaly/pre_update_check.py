@@ -9,7 +9,7 @@ import numpy as np
 
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
-from trainsentry.anomaly.rules.loss_above_start import LossLevels, is_loss
+from trainsentry.anomaly.rules.scalars.loss_above_start import LossLevels, is_loss
 from trainsentry.anomaly.series_arrays import Mask
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from trainsentry.anomaly.rules.loss_above_start import FIRST
+from trainsentry.anomaly.rules.scalars.loss_above_start import FIRST
 from trainsentry.anomaly.series_arrays import Floats
 
 SHARE: Final = 0.1

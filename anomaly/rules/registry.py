@@ -22,7 +22,6 @@ from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
-from trainsentry.anomaly.rules.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
 from trainsentry.anomaly.rules.negative_variance import NegativeVarianceRule
@@ -44,6 +43,8 @@ from trainsentry.anomaly.rules.optimizer.weight_continuity import WeightContinui
 from trainsentry.anomaly.rules.precision import PrecisionRule
 from trainsentry.anomaly.rules.repeated_call import RepeatedCallRule
 from trainsentry.anomaly.rules.rule import Rule
+from trainsentry.anomaly.rules.scalars.logged_numbers import LoggedNumbersRule
+from trainsentry.anomaly.rules.scalars.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.stale import StaleRule
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
 
@@ -74,6 +75,7 @@ _RULES: Final[list[type[Rule]]] = [
     RepeatedMicroBatchRule,
     RepeatedSamplesRule,
     LossAboveStartRule,
+    LoggedNumbersRule,
     ConstantDataRule,
     InputDriftRule,
     ConstantBufferRule,

@@ -10,8 +10,8 @@ import numpy as np
 from trainsentry.anomaly.anomaly import LEVEL_SHIFTS, SHIFT
 from trainsentry.anomaly.baselines.levels.rank_test import NEW, OLD, first_above, is_another_level, share_above
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.loss_above_start import is_loss
 from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.rules.scalars.loss_above_start import is_loss
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.statistics import VALUE
 

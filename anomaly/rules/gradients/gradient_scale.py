@@ -9,8 +9,8 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
-from trainsentry.anomaly.rules.loss_above_start import is_loss
 from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.loss_above_start import is_loss
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT, GRADIENT, Series
 from trainsentry.collectors.statistics import NORM, VALUE

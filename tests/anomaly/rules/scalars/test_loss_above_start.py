@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.loss_above_start import GIVEN_UP, LossAboveStartRule
+from trainsentry.anomaly.rules.scalars.loss_above_start import GIVEN_UP, LossAboveStartRule
 
 LOSS = ("loss", "loss")
 

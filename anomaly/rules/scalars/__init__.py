@@ -1,0 +1,1 @@
+"""Rules over the numbers that the training logs."""

@@ -1,0 +1,133 @@
+"""A number that the training logs and that stands still, or a part of the loss that has left all that it was."""
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+
+from trainsentry.anomaly.anomaly import SHIFT, STALE, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.loss_above_start import LOSS
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
+from trainsentry.collectors.series import Series
+from trainsentry.collectors.statistics import VALUE
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as both bounds leave what is random far behind."""
+
+REMEMBERED: Final = 64
+"""Newest values of a number that are kept."""
+
+MOVED: Final = 32
+TURNS: Final = 8
+"""Values in a row, each other than the one before, and turns among them, that make a number random: schedules and
+counts go one way, and shares of small batches repeat."""
+
+REPEATS: Final = 6
+"""Times in a row that a random number must be the very one before: full float32 numbers repeat once in 10^7."""
+
+BOUNDS: Final = frozenset({1.0, 100.0})
+"""Values at which shares end, as an accuracy that is perfect."""
+
+BEYOND: Final = 3.0
+LASTS: Final = 4
+"""Factor by which a part of the loss must be above the largest of the values before, at so many values in a row: parts
+are weighted anew on purpose by less, and spikes pass."""
+
+
+NO_PARTS: Final = frozenset({"scale", "scaler", "weight", "coef", "coefficient"})
+"""Words in the names of numbers that only belong to a loss."""
+
+
+@dataclass(slots=True)
+class _Number:
+    """The newest values of a logged number with their steps, and how often the last one has repeated."""
+
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    repeats: int = 0
+
+    def take(self, value: float, step: int) -> None:
+        """Take in a value; a step may repeat it for each of its micro-steps."""
+        self.repeats = self.repeats + 1 if self.values and value == self.values[-1] else 0
+        self.values.append(value)
+        self.steps.append(step)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether a number that was random repeats since then."""
+        if self.repeats != REPEATS or self.values[-1] in BOUNDS or len(self.values) < MOVED + REPEATS + 1:
+            return False
+        before = np.array(self.values)[-MOVED - REPEATS - 1 : -REPEATS]
+        moves = np.diff(before)
+        turns = int((moves[1:] * moves[:-1] < 0).sum())
+        return bool(moves.all()) and turns >= TURNS and bool((before % 1 != 0).mean() > 1 / 2)
+
+    @property
+    def exceeded(self) -> float | None:
+        """The largest value before the last few, where all these are far above it and none was ever negative."""
+        values = list(self.values)
+        before, after = values[:-LASTS], values[-LASTS:]
+        if len(before) < MOVED or min(values) <= 0 or min(after) <= BEYOND * max(before):
+            return None
+        return max(before)
+
+
+class LoggedNumbersRule(Rule):
+    """Follows what the training logs beside its loss: parts of the loss, divergences, norms.
+
+    A number that was another each time and is now exactly the same each time is not computed any more, or of the same
+    two things: a divergence between a policy and itself. A part of the loss, named so, that has left its range for good
+    has other data or another formula. Other numbers may change their size by design.
+    """
+
+    name: ClassVar[str] = "logged_numbers"
+    quantities: ClassVar[frozenset[str]] = frozenset()
+    statistics: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        self._is_logged = arrays.series.column(bool, of=lambda s: s.scalar)
+        self._is_part = arrays.series.column(bool, of=_is_part_of_loss)
+        self._numbers: dict[int, _Number] = {}
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return the numbers that stand still, and the parts of the loss that have left their range."""
+        record, found = observed.record, []
+        for row in rows_where(self._is_logged.values[record.where]).tolist():
+            series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
+            if not np.isfinite(value):
+                continue
+            number = self._numbers.setdefault(series_id, _Number())
+            number.take(value, record.step)
+            if number.stands_still:
+                found.append(self._finding(series_id, row, STALE, number, value, REPEATS + 1))
+            elif self._is_part.values[series_id] and (exceeded := number.exceeded) is not None:
+                found.append(self._finding(series_id, row, SHIFT, number, exceeded, LASTS))
+                self._numbers[series_id] = _Number()
+        return found
+
+    def _finding(self, series_id: int, row: int, kind: str, number: _Number, expected: float, lasts: int) -> Finding:
+        detail = (kind, self.name, "value", number.values[-1], expected, SCORE)
+        since, clean = number.steps[-lasts], number.steps[-lasts - 1]
+        return Finding(series_id, row, *detail, step=since, last_clean=clean, passed_on=False)
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return the value, and since when it is so."""
+        since = f"since step {anomaly.step}"
+        if anomaly.kind == STALE:
+            return (
+                f"{subject} is exactly {anomaly.value:.6g} at each step {since}, and was another each time before: it "
+                "is not computed any more, or it compares what is equal"
+            )
+        largest = f"the largest before ({anomaly.expected:.4g})"
+        return f"{subject} is {anomaly.value:.4g}, and more than {BEYOND:g} times {largest} {since}"
+
+
+def _is_part_of_loss(series: Series) -> bool:
+    """Whether a logged number is named as a part of the loss: `loss_v`, `train/policy_loss`, but not `loss_scale`."""
+    words = set(re.split(r"[^a-z]+", series.name.lower()))
+    return series.scalar and series.name != LOSS and LOSS in words and not words & NO_PARTS

@@ -1,0 +1,58 @@
+"""A logged number that stands still, or a part of the loss that left its range, is told; what numbers do is not."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.scalars.logged_numbers import REPEATS, LoggedNumbersRule
+
+AT = 80
+
+
+def run(alone, value_of, name="approx_kl", steps=120):
+    """Return what is found over steps; `value_of(step, noise)` gives the number."""
+    records, draw = Records(), np.random.default_rng(0)
+    rule, found = alone(LoggedNumbersRule, records.table), []
+    for step in range(steps):
+        value = value_of(step, float(np.exp(0.3 * draw.standard_normal())))
+        found += [(step, f.step, f.kind) for f in rule(records.step(step, {(name, name): value}))]
+    return found
+
+
+@pytest.mark.parametrize("rest", [0.0, 1e-4, -0.3])
+def test_a_random_number_that_stands_still_is_told_with_the_first_step_of_it(alone, rest):
+    """A divergence between a policy and itself is zero."""
+    assert run(alone, lambda s, noise: rest if s >= AT else 1e-4 * noise) == [(AT + REPEATS, AT, "stale")]
+
+
+@pytest.mark.parametrize(
+    "value_of",
+    [
+        lambda s, noise: max(1e-4, 1e-3 * (1 - s / 80)),  # a schedule that ends
+        lambda s, noise: 1.0 if s >= AT else min(0.5 * noise, 0.99),  # an accuracy that is perfect
+        lambda s, noise: round(8 * min(noise / 2, 1)) / 8 if s < AT else 0.5,  # a share of eight
+        lambda s, noise: float(round(100 * noise)) if s < AT else 64.0,  # a count
+        lambda s, noise: 0.5 if AT <= s < AT + REPEATS else noise,  # a few alike
+    ],
+)
+def test_schedules_shares_and_counts_may_rest(alone, value_of):
+    assert run(alone, value_of) == []
+
+
+@pytest.mark.parametrize(("name", "count"), [("loss_v", 1), ("train/critic_loss", 1), ("loss_scale", 0), ("tokens", 0)])
+def test_a_part_of_the_loss_that_has_left_its_range_for_good_is_told_once(alone, name, count):
+    found = run(alone, lambda s, noise: 60 * noise * (11 if s >= AT else 1), name)
+    assert [(step, kind) for _, step, kind in found] == [(AT, "shift")] * count
+
+
+@pytest.mark.parametrize(
+    "value_of",
+    [
+        lambda s, noise: noise * (2 if s >= AT else 1),  # weighted anew
+        lambda s, noise: noise * (20 if s in {AT, AT + 1} else 1),  # a spike
+        lambda s, noise: (noise - 1) * (20 if s >= AT else 1),  # of both signs
+        lambda s, noise: noise * 1.05**s,  # begins slowly
+    ],
+)
+def test_a_part_of_the_loss_may_spike_grow_and_be_weighted_anew(alone, value_of):
+    assert run(alone, value_of, "loss_aux") == []
