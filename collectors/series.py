@@ -81,6 +81,10 @@ STALE_UPDATE = "stale_update"
 """Prefix of `stale_update.<optimizer>`, the scalar, 1, of an update whose gradients were not written since the update
 before it."""
 
+BUFFER_WRITES = "buffer_writes"
+"""Prefix of `buffer_writes.<buffer>`, the scalar of how many times more a buffer was written since the update before
+than those that were written like it; it has a row where it changes."""
+
 UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote
 to it. `unwritten` itself speaks of all that an optimizer has, or of most of it."""

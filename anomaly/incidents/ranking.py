@@ -19,7 +19,8 @@ from trainsentry.anomaly.anomaly import (
     Anomaly,
 )
 from trainsentry.anomaly.finding import ALL
-from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
+from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
+from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
@@ -49,6 +50,9 @@ OUTGROWS: Final = 10.0
 
 SAME_FACTOR: Final = 1.5
 """Factor within which gradients are off alike: the usual size of each is known to its own swing only."""
+
+SET_BY_OTHERS: Final = frozenset({ConstantBufferRule.name, BufferWritesRule.name})
+"""Detectors of buffers to which neither an update nor a pass has written."""
 
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
@@ -290,9 +294,9 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
         began = effects.bad_gradients_since[anomaly.rank]
         is_cause = anomaly.last_clean < began < step
         return Ranked(anomaly, began if is_cause else step, precedes=is_cause)
-    is_constant = anomaly.detector == ConstantBufferRule.name  # neither an update nor a pass has written to it
-    is_explained = not is_constant and effects.explain(anomaly, step)
-    if (anomaly.quantity != PARAMETER and not is_state and not is_constant) or is_explained:
+    is_set = anomaly.detector in SET_BY_OTHERS
+    is_explained = not is_set and effects.explain(anomaly, step)
+    if (anomaly.quantity != PARAMETER and not is_state and not is_set) or is_explained:
         return Ranked(anomaly, step, precedes=False)
     onset = began if anomaly.last_clean < began else step
-    return Ranked(anomaly, onset, precedes=anomaly.quantity == PARAMETER or is_constant)
+    return Ranked(anomaly, onset, precedes=anomaly.quantity == PARAMETER or is_set)

@@ -9,7 +9,9 @@ from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import ReplicaRule
 from trainsentry.anomaly.anomaly import Detector
 from trainsentry.anomaly.checkpoints.rule import CheckpointRule
-from trainsentry.anomaly.rules.constant_buffer import ConstantBufferRule
+from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
+from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
+from trainsentry.anomaly.rules.buffers.negative_variance import NegativeVarianceRule
 from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.data.input_drift import InputDriftRule
@@ -24,7 +26,6 @@ from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
-from trainsentry.anomaly.rules.negative_variance import NegativeVarianceRule
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.optimizer.direction import DirectionRule
 from trainsentry.anomaly.rules.optimizer.displacement import DisplacementRule
@@ -79,6 +80,7 @@ _RULES: Final[list[type[Rule]]] = [
     ConstantDataRule,
     InputDriftRule,
     ConstantBufferRule,
+    BufferWritesRule,
     StaleRule,
     ZeroPatternRule,
     RepeatedCallRule,

@@ -8,6 +8,7 @@ from torch import nn
 from two_families import CONFIGURATIONS, FAMILIES, FAULT, train
 
 import trainsentry
+from trainsentry.collectors.torch.parameters import buffer_writes
 
 STEPS = FAULT + 40
 
@@ -93,3 +94,17 @@ def test_a_mask_that_is_lost_between_two_modules_is_named_by_default(tmp_path, m
     told = [i.summary for i in monitor.incidents if "no element of activation drop.input.0 is zero" in i.summary]
     assert len(told) == lost
     monitor.close()
+
+
+def test_a_running_variance_that_something_overwrites_is_named_with_its_step(tmp_path, monkeypatch):
+    """A stale copy is put back before each update, as by a broadcast of buffers."""
+    monkeypatch.setattr(buffer_writes, "has_compiled", lambda: False)  # other tests of this process compile
+    kept = {}
+
+    def put_back(model, stepper, step):
+        stale = kept.setdefault("var", model.body[1].running_var.clone())
+        if step >= FAULT:
+            model.body[1].running_var.copy_(stale)
+
+    [found] = train(tmp_path, "resnet", harm=put_back, steps=FAULT + 10)
+    assert (found.name, found.quantity, found.step) == ("body.1.running_var", "buffer", FAULT)

@@ -1,5 +1,6 @@
 """Reads what an optimizer's step begins with: its options, the weights and the state."""
 
+import weakref
 from collections.abc import Sequence
 from itertools import chain
 
@@ -8,6 +9,7 @@ from torch.optim import Optimizer
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import LOST_STATE, PARAMETER_UPDATED, Series
 from trainsentry.collectors.settings import OPTIMIZER_STATE, PARAMETERS, CollectSettings, Plan
+from trainsentry.collectors.torch.parameters.buffer_writes import BufferWrites
 from trainsentry.collectors.torch.parameters.buffers import BufferReader
 from trainsentry.collectors.torch.parameters.directions import read_directions
 from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrites
@@ -32,7 +34,8 @@ class ModelState:
         self.optimized = optimized
         self._options = OptionReader(rows)
         self._gradient_writes = GradientWrites(rows)
-        self._buffers = BufferReader(rows, optimized.names)
+        self._buffers, self._buffer_writes = BufferReader(rows, optimized.names), BufferWrites(rows, optimized.names)
+        self._counts_for: weakref.ref[Optimizer] | None = None
         self._state_count = StateCount()
         self._has_told_constants = False
         self._weight_writes = WeightWrites(
@@ -46,10 +49,15 @@ class ModelState:
     def count_writes(self, optimizer: Optimizer, micro_steps: int, *, is_replayed: bool) -> None:
         """Count how often the gradients of an optimizer were written; `micro_steps` is 0 where it is unknown.
 
-        Where a graph `is_replayed`, its writes are not counted.
+        Where a graph `is_replayed`, its writes are not counted. Buffers are counted with the first optimizer.
         """
-        if not is_replayed:
-            self.guard.run("gradient_writes", self._gradient_writes.read, optimizer, micro_steps)
+        if is_replayed:
+            return
+        self.guard.run("gradient_writes", self._gradient_writes.read, optimizer, micro_steps)
+        if self._counts_for is None or self._counts_for() is None:
+            self._counts_for = weakref.ref(optimizer)
+        if self._counts_for() is optimizer:
+            self.guard.run("buffer_writes", self._buffer_writes.read)
 
     def has_lost_state(self, optimizer: Optimizer) -> bool:
         """Whether state was lost since the optimizer's last update; append a row if so."""

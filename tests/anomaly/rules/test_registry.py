@@ -18,6 +18,7 @@ from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.anomaly.rules.registry import detector, detectors, register, rules, unregister
 from trainsentry.anomaly.rules.rule import EVERY_TENSOR, OPTIMIZER_STATE, Rule
 from trainsentry.collectors.series import (
+    BUFFER_WRITES,
     GRADIENT_WRITES,
     LEARNING_RATE,
     LOST_STATE,
@@ -38,6 +39,7 @@ from trainsentry.collectors.series import (
 from trainsentry.collectors.statistics import NORM, STATISTICS
 
 SWITCHES = {
+    BUFFER_WRITES,
     GRADIENT_WRITES,
     LOST_STATE,
     OPTION,

@@ -3,7 +3,7 @@
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.negative_variance import NegativeVarianceRule
+from trainsentry.anomaly.rules.buffers.negative_variance import NegativeVarianceRule
 from trainsentry.collectors.statistics import MIN
 
 VARIANCES = [("bn.running_var", "buffer"), ("bn.moving_variance", "buffer")]

@@ -5,7 +5,7 @@ from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.incidents.incident_log import IncidentLog
-from trainsentry.anomaly.rules.constant_buffer import CONSTANT_BEFORE, ConstantBufferRule
+from trainsentry.anomaly.rules.buffers.constant_buffer import CONSTANT_BEFORE, ConstantBufferRule
 from trainsentry.collectors.series import Layout
 
 NAN = float("nan")
