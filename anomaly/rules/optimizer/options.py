@@ -12,8 +12,8 @@ from trainsentry.anomaly.rules.optimizer.rate_schedule import (
     PACE_STEPS,
     PARTED,
     TIMES_USUAL,
-    Fault,
     Option,
+    OptionFault,
     began_anew,
     follow,
     glitch,
@@ -99,7 +99,7 @@ class OptionRule(Rule):
                 found.append(self._finding(name, fault))
         return found
 
-    def _take(self, name: str, value: float, step: int) -> Fault | None:
+    def _take(self, name: str, value: float, step: int) -> OptionFault | None:
         """Follow an option to its new value; return what is wrong with it."""
         known = self._options.get(name)
         if known is None:
@@ -114,11 +114,11 @@ class OptionRule(Rule):
             self._changed_at = step
         return fault
 
-    def _fault(self, name: str, known: Option, value: float, step: int) -> Fault | None:
+    def _fault(self, name: str, known: Option, value: float, step: int) -> OptionFault | None:
         if not math.isfinite(value):
-            return Fault("value", value, known.value, step)
+            return OptionFault("value", value, known.value, step)
         if value < 0 <= known.value:
-            return Fault("sign", value, known.value, step)
+            return OptionFault("sign", value, known.value, step)
         if _key(name) in KNOWN_RATES:
             return None
         if _key(name) != RATE:
@@ -136,7 +136,7 @@ class OptionRule(Rule):
         named = (self._options[f"{group}.{key}"].value for key in KNOWN_RATES if f"{group}.{key}" in self._options)
         return max(named, default=0.0)
 
-    def _climb(self, name: str, known: Option, value: float, step: int) -> Fault | None:
+    def _climb(self, name: str, known: Option, value: float, step: int) -> OptionFault | None:
         """Judge a rate that climbs by small changes, once its warm-up is over."""
         if value <= known.value or self._batch.explains(known.value, value, step):
             known.top = None
@@ -145,13 +145,13 @@ class OptionRule(Rule):
         if known.top is None or value <= ABOVE_LARGEST * max(known.top[1], self._planned(name)):
             return None
         (began, largest), known.top = known.top, None
-        return Fault("climb", value, largest, began)
+        return OptionFault("climb", value, largest, began)
 
-    def _jump(self, name: str, known: Option, value: float, step: int) -> Fault | None:
+    def _jump(self, name: str, known: Option, value: float, step: int) -> OptionFault | None:
         """Judge the size of a rate's change."""
         largest = max(known.largest, self._planned(name))
-        too_large = Fault("largest", value, largest, step) if value > ABOVE_LARGEST * largest else None
-        odd = Fault("value", value, known.value, step)
+        too_large = OptionFault("largest", value, largest, step) if value > ABOVE_LARGEST * largest else None
+        odd = OptionFault("value", value, known.value, step)
         if value == 0:
             return odd if known.value > NEAR_ZERO * largest else None
         if known.value <= 0:
@@ -189,11 +189,11 @@ class OptionRule(Rule):
             if not same and times >= TOGETHER and name in self._ids and first in self._ids:
                 odd = oddness(option, at) > oddness(other, at) or other.since != at
                 expected = other.value * usual if odd else option.value / usual
-                fault = Fault("groups", option.value if odd else other.value, expected, at)
+                fault = OptionFault("groups", option.value if odd else other.value, expected, at)
                 found.append(self._finding(name if odd else first, fault))
         return found
 
-    def _finding(self, name: str, fault: Fault) -> Finding:
+    def _finding(self, name: str, fault: OptionFault) -> Finding:
         detail = (OPTION_CHANGE, self.name, fault.how, fault.value, fault.expected, SCORE)
         return Finding(
             self._ids[name],
@@ -252,14 +252,14 @@ def _key(name: str) -> str:
     return (option_parts(name) or (0, 0, ""))[2]
 
 
-def _constancy(known: Option, value: float, step: int) -> Fault | None:
+def _constancy(known: Option, value: float, step: int) -> OptionFault | None:
     """Judge an option other than the rate: a jump after a constant stretch."""
     if step - known.since < SETTLED and not known.ratios:
         return None
     most = max(LEAST_CHANGE, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump)
     if _change(known.value, value) <= most:
         return None
-    return Fault("value", value, known.value, step)
+    return OptionFault("value", value, known.value, step)
 
 
 def _change(before: float, after: float) -> float:

@@ -39,7 +39,7 @@ PARTED: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class OptionFault:
     """How an option is wrong, its value and the one expected, and the step."""
 
     how: str
@@ -75,7 +75,7 @@ class Option:
     top: tuple[int, float] | None = None
 
 
-def follow(known: Option, value: float, step: int, *, settled: bool, fault: Fault | None) -> None:
+def follow(known: Option, value: float, step: int, *, settled: bool, fault: OptionFault | None) -> None:
     """Make `value` the newest one; learn from changes that are no fault."""
     ratio = abs(math.log(abs(value / known.value))) if value * known.value else math.inf
     if ratio < math.inf and (fault is not None or ratio > JUMP) and settled:
@@ -89,7 +89,7 @@ def follow(known: Option, value: float, step: int, *, settled: bool, fault: Faul
     known.before, known.value, known.since = known.value, value, step
 
 
-def glitch(known: Option, value: float, step: int) -> Fault | None:
+def glitch(known: Option, value: float, step: int) -> OptionFault | None:
     """Judge a rate that was another for one step alone."""
     if step != known.since + 1 or not (value > 0 and known.value > 0 and known.before > 0):
         return None
@@ -97,10 +97,10 @@ def glitch(known: Option, value: float, step: int) -> Fault | None:
     away, back = abs(math.log(known.value / known.before)), abs(math.log(value / known.before))
     if away <= max(JUMP, TIMES_USUAL * usual) or back > TIMES_USUAL * usual + PARTED:
         return None
-    return Fault("one_step", known.value, known.before, known.since)
+    return OptionFault("one_step", known.value, known.before, known.since)
 
 
-def pace(known: Option, value: float, step: int) -> Fault | None:
+def pace(known: Option, value: float, step: int) -> OptionFault | None:
     """Judge the pace of a smooth schedule: doubled for some steps in a row is a schedule that is stepped twice."""
     change = value - known.value
     if known.doubled:
@@ -109,13 +109,13 @@ def pace(known: Option, value: float, step: int) -> Fault | None:
         if known.doubled < PACE_STEPS:
             return None
         known.doubled = 0
-        return Fault("pace", value, known.value + known.pace, step)
+        return OptionFault("pace", value, known.value + known.pace, step)
     if is_smooth(known, step) and _is_steady(known.changes) and DOUBLE[0] <= change / known.changes[-1] <= DOUBLE[1]:
         known.doubled, known.pace = 1, known.changes[-1]
     return None
 
 
-def began_anew(known: Option, value: float, step: int) -> Fault | None:
+def began_anew(known: Option, value: float, step: int) -> OptionFault | None:
     """Judge a smooth rate that fell at once, further than it ever jumped, and has risen at each step since."""
     if known.fell is not None and step == known.since + 1 and value > known.value:
         known.climbs += 1
@@ -123,7 +123,7 @@ def began_anew(known: Option, value: float, step: int) -> Fault | None:
         if known.climbs < CLIMBS:
             return None
         known.fell = None
-        return Fault("anew", low, before, at)
+        return OptionFault("anew", low, before, at)
     falls = is_smooth(known, step) and 0 < value * FALLEN < known.value
     falls = falls and math.log(known.value / value) > AGAIN * known.largest_jump
     known.fell, known.climbs = ((step, value, known.value) if falls else None), 0
