@@ -9,6 +9,7 @@ import numpy as np
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
 from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_columns
+from trainsentry.anomaly.baselines.levels.data_dependence import DataDependence
 from trainsentry.anomaly.baselines.levels.input_level import InputLevel
 from trainsentry.anomaly.baselines.levels.level_shifts import LevelShifts
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
@@ -106,7 +107,7 @@ class OutlierDetector:
         self._allowed = allowed or Allowed()
         self._known = KnownChanges(arrays)
         self._zeros = WholeZeros(arrays)
-        self._levels = LevelShifts(arrays)
+        self._levels, self._data = LevelShifts(arrays), arrays.shared(DataDependence)
         self._loss_level, self._input_level = LossLevel(arrays), InputLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._surprises: dict[str, Surprises] = {}
@@ -131,7 +132,11 @@ class OutlierDetector:
         if woken.any():
             self.scoring.baseline.reset(record.ids[woken])
             self._levels.reset(record.ids[woken])
+        self._data.note(observed)
         judged = observed.judged & ~self._changed_sign(record, scalar) & ~resting
+        if self._data.is_high:  # the loss, and the gradients at activations that follow it, tell of their batch then
+            facts, where = observed.facts, record.where
+            judged &= ~(scalar | (facts.backward[where] & facts.activation[where]))
         observed = replace(observed, judged=judged, excused=observed.excused | resting)
         is_declared = self._known.note(record)
         if is_declared:

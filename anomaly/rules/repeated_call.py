@@ -96,7 +96,7 @@ class RepeatedCallRule(Rule):
             subject, again = f"the gradients that {module} computes", "its backward pass ran again"
         return (
             f"{elements} of {subject} came out otherwise when {again} at step {anomaly.step}, "
-            "twice alike: the device computes wrongly, or memory was overwritten"
+            "twice alike: the device computes wrongly, memory was overwritten, or a hook that was added changes it"
         )
 
 

@@ -3,24 +3,13 @@
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from policy_tasks import actor_critic, policy_gradient, q_learning
+from task import Task
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-
-
-@dataclass(frozen=True)
-class Task:
-    """A model, the loss of its next batch, and its training settings."""
-
-    model: nn.Module
-    loss: Callable[[], Tensor]
-    dtype: torch.dtype | None = None
-    micro_steps: int = 1
-    clip: float | None = None
-    after: Callable[[], None] | None = None
 
 
 def spirals() -> Task:
@@ -329,45 +318,6 @@ def experts() -> Task:
     return Task(model, loss)
 
 
-def q_learning() -> Task:
-    """Return a value network whose targets come from its own slowly updated copy, so that they move as it learns."""
-    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
-    target = [p.detach().clone() for p in model.parameters()]
-    names = [name for name, _ in model.named_parameters()]
-    moves = torch.randn(3, 6, 6) * 0.3
-    steps = [0]
-
-    def loss() -> Tensor:
-        state, action = torch.randn(64, 6), torch.randint(0, 3, (64,))
-        after = torch.einsum("bij,bj->bi", moves[action], state).tanh()
-        with torch.no_grad():
-            best = torch.func.functional_call(model, dict(zip(names, target, strict=True)), (after,)).max(1).values
-        return F.smooth_l1_loss(model(state).gather(1, action[:, None])[:, 0], after[:, 0] + 0.95 * best)
-
-    def after() -> None:
-        steps[0] += 1
-        if steps[0] % 25 == 0:
-            torch._foreach_copy_(target, [p.detach() for p in model.parameters()])
-
-    return Task(model, loss, after=after)
-
-
-def policy_gradient() -> Task:
-    """Return a policy trained by REINFORCE on noisy rewards: its gradients are nearly noise, its loss has no trend."""
-    model = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 4))
-    best = torch.randn(5, 4)
-
-    def loss() -> Tensor:
-        state = torch.randn(32, 5)
-        choice = torch.distributions.Categorical(logits=model(state))
-        action = choice.sample()
-        reward = (state @ best).gather(1, action[:, None])[:, 0] + torch.randn(32)
-        advantage = (reward - reward.mean()) / reward.std()
-        return -(choice.log_prob(action) * advantage).mean() - 0.01 * choice.entropy().mean()
-
-    return Task(model, loss)
-
-
 def adapters() -> Task:
     """Return a frozen network with low-rank adapters, whose second factor starts at zero."""
     model = nn.ModuleDict({
@@ -409,5 +359,5 @@ def two_heads() -> Task:
 TASKS: list[Callable[[], Task]] = [
     spirals, wide_perceptron, images, residual_network, autoencoder, variational_autoencoder, sequences,
     mixed_precision, loss_scaling, accumulation, recurrent, heavy_tails, vision_transformer, denoiser, recommender,
-    contrastive, experts, q_learning, policy_gradient, adapters, two_heads,
+    contrastive, experts, q_learning, policy_gradient, adapters, two_heads, actor_critic,
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
+from trainsentry.anomaly.baselines.levels.data_dependence import DataDependence
 from trainsentry.anomaly.baselines.levels.early_levels import early_levels
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
@@ -51,6 +52,11 @@ to 0.74 of their bounds and gradients to 0.84 (`benchmarks/RESULTS.md`)."""
 YOUNG: Final = 32
 """Samples after which these bounds are still twice as high: a model that begins to learn changes at once. What is added
 falls with the number of samples."""
+
+TIMES_DEPENDENT: Final = 4.0
+"""Factor of these bounds where the data of a step depend on those of the step before: three samples are hardly more
+than one then. In 36 healthy runs of a policy that four updates teach by each rollout, inputs and activations came to
+3.5."""
 
 DEVIATIONS: Final = 4.0
 """Deviations in the width of a range of some 36 normal numbers (Tippett, "On the extreme individuals and the range of
@@ -114,7 +120,7 @@ class LevelShifts:
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self._is_forward = series.column(bool, of=_is_forward)
         self.data_is_renewed = False
-        self._range = RecentRange(arrays)
+        self._range, self._data = RecentRange(arrays), arrays.shared(DataDependence)
         self._divisors = series.column(np.float32, 1.0)
         self._smallest, self._largest = series.column(np.float64, np.inf), series.column(np.float64)
 
@@ -270,7 +276,7 @@ class LevelShifts:
         with np.errstate(invalid="ignore"):
             reach = np.fmax(rise / self._least_rise.values[:, ids], fall / self._least_fall.values[:, ids])
         of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
-        return of_age
+        return of_age / TIMES_DEPENDENT if self._data.is_high else of_age
 
     def _shift(self, observed: Observed, row: int, beyond: _Beyond, first: int = 0) -> Finding:
         """Return the finding of a series that has another level, by its first newest sample beyond its range."""

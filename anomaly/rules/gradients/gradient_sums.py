@@ -81,9 +81,10 @@ class GradientSumsRule(Rule):
         if math.isnan(factor) and self._with_one < HELD_FOR:
             return []
         self._with_one = self._with_one + 1 if math.isnan(factor) or abs(math.log(factor)) < ALIKE else 0
-        sums = replace(sums, found=sums.found / (1.0 if math.isnan(factor) else factor))
+        factor = 1.0 if math.isnan(factor) else factor
+        sums = replace(sums, found=sums.found / factor)
         broken = self._compare(sums, parts, followed)
-        broken[_clipped_apart(sums, rows_where(broken))] = False
+        broken[_clipped_apart(sums, rows_where(broken), factor)] = False
         orders = given.orders[usable]
         return [f for i in rows_where(broken).tolist() for f in self._findings(sums, i, int(orders[i]), given.step)]
 
@@ -131,14 +132,20 @@ class _Sums:
     scale: Floats
 
 
-def _clipped_apart(sums: _Sums, broken: Integers) -> Integers:
-    """Return which of the broken ones are smaller by one factor: a part of the model with a clipping of its own."""
+def _clipped_apart(sums: _Sums, broken: Integers, factor: float) -> Integers:
+    """Return which of the broken ones belong to a part of the model with a clipping of its own.
+
+    They are smaller by one factor, or have none of the `factor` by which the others were clipped.
+    """
     found, expected = sums.found[broken], sums.expected[broken]
-    smaller = broken[(found * expected > 0) & (np.abs(found) < np.abs(expected))]
+    alike = found * expected > 0
+    whole = np.zeros(len(broken), bool)
+    whole[alike] = np.abs(np.log(found[alike] * factor / expected[alike])) < ALIKE
+    smaller = broken[alike & ~whole & (np.abs(found) < np.abs(expected))]
     logs = np.log(sums.found[smaller] / sums.expected[smaller])
     order = np.argsort(logs)
     near = np.diff(logs[order], prepend=-np.inf, append=np.inf) < ALIKE
-    return smaller[order[near[:-1] | near[1:]]]
+    return np.concatenate((broken[whole], smaller[order[near[:-1] | near[1:]]]))
 
 
 def _common_factor(sums: _Sums, followed: Mask | None) -> float:

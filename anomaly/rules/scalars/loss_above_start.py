@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, SPIKE, Anomaly
+from trainsentry.anomaly.baselines.levels.data_dependence import DataDependence
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
@@ -87,7 +88,7 @@ class LossAboveStartRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_loss = arrays.series.column(bool, of=is_loss)
-        self._levels = LossLevels()
+        self._levels, self._data = LossLevels(), arrays.shared(DataDependence)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the loss that is above the start."""
@@ -95,7 +96,7 @@ class LossAboveStartRule(Rule):
         found: list[Finding] = []
         for row in rows_where(self._is_loss.values[record.where]).tolist():
             loss = float(record.values[row, VALUE])
-            if np.isfinite(loss) and levels.take(loss):
+            if np.isfinite(loss) and levels.take(loss) and not self._data.is_high:
                 kind = SHIFT if levels.above > LASTING else SPIKE
                 start = max(levels.first)
                 found.append(Finding(int(record.ids[row]), row, kind, self.name, "value", loss, start, SCORE))

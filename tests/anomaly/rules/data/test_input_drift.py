@@ -42,6 +42,13 @@ def test_what_stays_swings_leaps_or_changes_slowly_is_not_told(alone, size):
     assert run(alone, size, steps=3 * AT) == []
 
 
+def test_observations_that_follow_a_policy_may_leave_their_range(alone):
+    """Four updates use each rollout, and the poles fall less often as it learns."""
+    draw = np.random.default_rng(1)
+    rollouts = np.exp(0.1 * draw.standard_normal(AT))
+    assert run(alone, lambda s: 5.0 * rollouts[s // 4] * 0.95 ** max(s - AT, 0), steps=AT + 40) == []
+
+
 def test_a_size_that_none_had_is_a_suspicion_and_one_that_was_had_is_none(alone):
     found = run(alone, lambda s: 5.0, numel=lambda s: 8 if s >= SETTLED + 9 else 64 if s % 2 else 48)
     assert [(f.statistic, f.value, f.expected, f.alarm) for f in found] == [("size", 8, 48, False)]

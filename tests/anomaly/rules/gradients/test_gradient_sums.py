@@ -93,6 +93,12 @@ def test_a_part_of_the_model_that_has_a_clipping_of_its_own_is_no_fault(sums, of
     assert len([f for s in range(AT, AT + 30) for f in sums.step(s, off=off, by=0.4)]) == told
 
 
+def test_a_part_whose_own_bound_is_not_reached_is_no_fault_beside_parts_that_are_clipped(sums):
+    """The critic alone is clipped, and has more layers than the actor."""
+    assert [f for s in range(AT) for f in sums.step(s)] == []
+    assert [f for s in range(AT, AT + 30) for f in sums.step(s, 0.7, off=MODULES[:1], by=1 / 0.7)] == []
+
+
 def test_a_run_that_diverges_gives_no_warning(sums):
     record = sums.records.step(0, {("a.output.0", "activation_grad_output"): 1.0, ("a.bias", "gradient"): 1.0})
     record.values[:, MEAN] = np.inf

@@ -1,0 +1,47 @@
+"""Where a batch tells of the next one, three samples are hardly more than one, and a loss tells of its batch."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.baselines.levels.data_dependence import FEWEST, LEFT_OUT, SAMPLES, correlation_with_next
+from trainsentry.anomaly.detection import Detection
+
+DATA, LOSS = ("input.0", "activation_input"), ("loss", "loss")
+OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
+AT = 120
+
+
+def run(block, change, steps=AT + 8, seed=0):
+    """Return the alarms from `AT` on; the data are of one size for `block` steps each, and all swing with them."""
+    records, random, found = Records(), np.random.default_rng(seed), []
+    detection, size = Detection(records.table), 1.0
+    for step in range(steps):
+        if step % block == 0:
+            size = float(np.exp(0.1 * random.standard_normal()))
+        noise = lambda: size * float(np.exp(0.01 * random.standard_normal()))  # noqa: E731
+        sizes = {key: noise() for key in (DATA, *OUT, LOSS)}
+        if step >= AT:
+            sizes = {key: value * change.get(key, 1.0) for key, value in sizes.items()}
+        found += [a for a in detection.judge(records.step(step, sizes)) if a.alarm and step >= AT]
+    return {a.name for a in found}
+
+
+@pytest.mark.parametrize(("block", "told"), [(1, True), (4, False)])
+@pytest.mark.parametrize("change", [{OUT[3]: 2.7}, {LOSS: 4.0}])
+def test_a_rollout_unlike_the_others_is_no_other_level_of_a_module_nor_of_the_loss(block, told, change):
+    [(name, _)] = change
+    assert (name in run(block, change)) == told
+
+
+def test_a_level_that_is_far_away_is_told_all_the_same():
+    assert OUT[3][0] in run(4, {OUT[3]: 100.0})
+
+
+def test_shuffled_data_and_one_batch_again_and_again_are_not_dependent():
+    random = np.random.default_rng(0)
+    shuffled = [correlation_with_next(random.standard_normal(SAMPLES)) for _ in range(300)]
+    few = [correlation_with_next(random.standard_normal(FEWEST)) for _ in range(300)]
+    assert np.mean(np.array(shuffled) >= 0.4) <= 0.01
+    assert np.mean(np.array(few) >= 0.4) <= 0.05
+    assert correlation_with_next(np.full(FEWEST + LEFT_OUT, 3.0)) == 0.0
