@@ -10,7 +10,7 @@ from trainsentry.anomaly.anomaly import GRADIENT_FLOW, STALE, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import GRADIENT, GRADIENT_WRITES, STALE_UPDATE
+from trainsentry.collectors.series import GRADIENT, GRADIENT_WRITES, STALE_UPDATE, Series
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -25,8 +25,13 @@ LASTS: Final = 2
 
 @dataclass(slots=True)
 class _Count:
-    """The count of an optimizer: its newest value, since which step, and every value that it had before."""
+    """The count of an optimizer: its newest value, since which step, and every value that it had before.
 
+    `series_id` is that of the newest row; `module` holds all parameters of one of several optimizers.
+    """
+
+    series_id: int
+    module: str
     value: float
     since: int
     usual: float
@@ -53,7 +58,7 @@ class GradientWritesRule(Rule):
         self._is_stale = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(stale))
         self._has_stale = False
         self._first_step = -1
-        self._counts: dict[int, _Count] = {}
+        self._counts: dict[str, _Count] = {}
         self._update = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.quantity == GRADIENT else -1)
         self._step = self._updates = self._updates_before = self._joined = -1
 
@@ -62,10 +67,11 @@ class GradientWritesRule(Rule):
         record = observed.record
         self._note_updates(observed)
         for row in rows_where(self._is_count.values[record.where]).tolist():
-            self._take(int(record.ids[row]), float(record.values[row, VALUE]), record.step)
+            series_id = int(record.ids[row])
+            self._take(observed.table.series[series_id], series_id, float(record.values[row, VALUE]), record.step)
         return self._stale(observed) + [
-            self._finding(series_id, count)
-            for series_id, count in self._counts.items()
+            self._finding(count)
+            for count in self._counts.values()
             if count.value not in count.known and record.step >= count.since + LASTS and self._is_new(count)
         ]
 
@@ -99,12 +105,13 @@ class GradientWritesRule(Rule):
         for count in self._counts.values():
             count.settled = False
 
-    def _take(self, series_id: int, value: float, step: int) -> None:
-        known = self._counts.get(series_id)
+    def _take(self, series: Series, series_id: int, value: float, step: int) -> None:
+        known = self._counts.get(series.name)
         if known is None:
             self._begin_anew(step)  # an optimizer joins, and with it a step's updates are others
-            self._counts[series_id] = _Count(value, step, value, {value})
+            self._counts[series.name] = _Count(series_id, series.module, value, step, value, {value})
             return
+        known.series_id, known.module = series_id, series.module
         lasted = step - max(known.since, self._joined)
         if lasted >= SETTLED:
             known.settled, known.usual = True, known.value
@@ -119,10 +126,11 @@ class GradientWritesRule(Rule):
         count.known.add(count.value)
         return count.settled
 
-    def _finding(self, series_id: int, count: _Count) -> Finding:
+    def _finding(self, count: _Count) -> Finding:
         detail = (GRADIENT_FLOW, self.name, "writes", count.value, count.usual, SCORE)
         where = {"step": count.since, "last_clean": count.since - 1, "passed_on": False}
-        return Finding(series_id, -1, *detail, **where, name=ALL, quantity=GRADIENT)  # type: ignore[arg-type]
+        name = count.module or ALL
+        return Finding(count.series_id, -1, *detail, **where, name=name, quantity=GRADIENT)  # type: ignore[arg-type]
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
@@ -132,9 +140,10 @@ class GradientWritesRule(Rule):
         more = round(anomaly.value - anomaly.expected) if isfinite(anomaly.value - anomaly.expected) else 0
         whose = "the gradients are" if anomaly.name == ALL else f"{subject} is"
         times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"
+        they = "they are" if anomaly.name == ALL else "it is"
         reasons = (
-            "they are kept from the step before, computed twice, cast, or scaled or clipped once more"
+            f"{they} kept from the step before, computed twice, cast, or scaled or clipped once more"
             if more > 0
-            else "they are zeroed between micro-steps, or no longer cast, clipped or unscaled"
+            else f"{they} zeroed between micro-steps, or no longer cast, clipped or unscaled"
         )
         return f"from step {anomaly.step} on {whose} written {times} than until then: {reasons}"

@@ -1,6 +1,7 @@
 """Counts how often an optimizer's gradients were written in place before its update, without reading their values."""
 
 import weakref
+from itertools import takewhile
 from typing import Final
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from trainsentry.collectors.series import GRADIENT_WRITES, STALE_UPDATE, Series
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
 MOST_LOOKED_AT: Final = 64
 """Parameters among which the first gradient is looked for; the rest may be unused in this step."""
@@ -24,8 +26,9 @@ class GradientWrites:
     micro-steps, or no longer clipped. Compiled code writes as its compiler likes, so beside it nothing is counted.
     """
 
-    def __init__(self, rows: StepRows) -> None:
+    def __init__(self, rows: StepRows, names: ModelNames) -> None:
         self.rows = rows
+        self.names = names
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Optimizer, tuple[weakref.ref[Tensor], int]] = weakref.WeakKeyDictionary()
         self._optimizers = 0
@@ -42,7 +45,7 @@ class GradientWrites:
         kept = last is not None and last[0]() is gradient
         if not micro_steps:
             if kept and last is not None and last[1] == version and optimizer in self._known:
-                self._add(f"{STALE_UPDATE}.{self._known[optimizer][0]}", 1.0)
+                self._add(f"{STALE_UPDATE}.{self._known[optimizer][0]}", 1.0, optimizer)
             return
         writes = version - (last[1] if kept and last is not None else 0) - (micro_steps - 1)
         if optimizer not in self._known:
@@ -54,10 +57,21 @@ class GradientWrites:
     def _append(self, optimizer: Optimizer, writes: int) -> None:
         number, _ = self._known[optimizer]
         self._known[optimizer] = number, writes
-        self._add(f"{GRADIENT_WRITES}.{number}", float(writes))
+        self._add(f"{GRADIENT_WRITES}.{number}", float(writes), optimizer)
 
-    def _add(self, name: str, value: float) -> None:
-        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, scalar=True)), value)
+    def _add(self, name: str, value: float, optimizer: Optimizer) -> None:
+        """Append a scalar; of one of several optimizers, it belongs to the module whose parameters that one has."""
+        module = _module_of(optimizer, self.names) if self._optimizers > 1 else ""
+        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, module=module, scalar=True)), value)
+
+
+def _module_of(optimizer: Optimizer, names: ModelNames) -> str:
+    """Return the innermost module that holds all parameters of an optimizer, "" for the model."""
+    known = names.by_parameter()
+    owned = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, Tensor)]
+    modules = [named.name.split(".")[:-1] for p in owned for named in known.get(p, ())]
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
+    return ".".join(parts[0] for parts in shared)
 
 
 def _first_gradient(optimizer: Optimizer) -> Tensor | None:

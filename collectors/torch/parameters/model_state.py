@@ -33,7 +33,7 @@ class ModelState:
         self.settings = settings
         self.optimized = optimized
         self._options = OptionReader(rows)
-        self._gradient_writes = GradientWrites(rows)
+        self._gradient_writes = GradientWrites(rows, optimized.names)
         self._buffers, self._buffer_writes = BufferReader(rows, optimized.names), BufferWrites(rows, optimized.names)
         self._counts_for: weakref.ref[Optimizer] | None = None
         self._state_count = StateCount()

@@ -9,6 +9,7 @@ from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.parameters import gradient_writes
 from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ class Loop:
         self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.rows = StepRows(SeriesTable(), 0.0)
-        self.writes, self.sets_to_none = GradientWrites(self.rows), sets_to_none
+        self.writes, self.sets_to_none = GradientWrites(self.rows, ModelNames()), sets_to_none
 
     def step(self, micro_steps=1, backwards=1, *, clips=True, zeroes=True):
         """Train a step; return the count, or None where no row was made."""
@@ -110,3 +111,19 @@ def test_a_second_update_with_the_same_gradients_has_a_row(sets_to_none):
     assert loop.step(zeroes=False) is None
     assert loop.step(micro_steps=0, clips=False) == 1.0
     assert loop.rows.table.series[-1].name == "stale_update.0"
+
+
+def test_the_row_of_one_of_several_optimizers_belongs_to_the_module_that_it_trains():
+    model = nn.ModuleDict({"policy": nn.Linear(4, 2), "value": nn.Sequential(nn.Linear(4, 1))})
+    names, rows = ModelNames(), StepRows(SeriesTable(), 0.0)
+    names.add([model])
+    writes, optimizers = GradientWrites(rows, names), [torch.optim.SGD(m.parameters(), lr=0.1) for m in model.values()]
+    for step in range(3):
+        for optimizer, module in zip(optimizers, model.values(), strict=True):
+            module(torch.randn(3, 4)).square().mean().backward()
+            if step == 2:
+                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            writes.read(optimizer, 1)
+            optimizer.zero_grad()
+    series = [rows.table.series[i] for i in rows.take().ids.tolist()]
+    assert [s.name[-1] + " " + s.module for s in series] == ["0 ", "1 value.0", "0 policy", "1 value.0"]
