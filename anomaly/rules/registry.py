@@ -12,6 +12,7 @@ from trainsentry.anomaly.checkpoints.rule import CheckpointRule
 from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
 from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.buffers.negative_variance import NegativeVarianceRule
+from trainsentry.anomaly.rules.clamped import ClampedRule
 from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.data.input_drift import InputDriftRule
@@ -83,6 +84,7 @@ _RULES: Final[list[type[Rule]]] = [
     BufferWritesRule,
     StaleRule,
     ZeroPatternRule,
+    ClampedRule,
     RepeatedCallRule,
     NegativeVarianceRule,
     NonfiniteRule,
