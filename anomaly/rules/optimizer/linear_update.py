@@ -18,6 +18,10 @@ BOUNDS: Final = ResidualBounds(least=1e-3, largest=0.05, learned=3)
 """Shares of the update's root mean square. An update is a difference of weights, so that weights in float32 leave 1e-5,
 and more where they are rounded. A loop may rescale what the optimizer does, so three samples must have followed."""
 
+ROUNDING: Final = 2.0**-23
+"""Share of a weight's root mean square, over the root of its elements, by which float32 moves the mean of its update:
+four deviations of what single elements are rounded by. It hides the update of a gain that hardly moves."""
+
 MOMENTUM: Final = "momentum_buffer"
 _PARTS: Final = (GRADIENT, PARAMETER, MOMENTUM)
 
@@ -40,7 +44,7 @@ class LinearUpdateRule(Rule):
         self._update_of = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE and not s.micro_step)
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._options = RecordedOptions(arrays)
-        self._means = ByParameter(len(_PARTS))
+        self._means, self._sizes = ByParameter(len(_PARTS)), ByParameter(1)  # and the weights' root mean square
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._step = -1
         self._skipped = False
@@ -63,6 +67,9 @@ class LinearUpdateRule(Rule):
                 bad = (record.values[rows][:, [NANS, INFS]] > 0).any(axis=1)
                 means[part] = np.where(bad, np.nan, record.values[rows, MEAN])
                 self._means.set(self._owner.values[record.ids[rows]], means)
+            if len(rows) and _PARTS[part] == PARAMETER:
+                sizes = record.values[rows, NORM] / np.sqrt(observed.numel[rows])
+                self._sizes.set(self._owner.values[record.ids[rows]], sizes[None])
         rows = rows_where(self._update_of.values[record.where] & (observed.numel >= FEW))
         return self._compare(observed, rows) if len(rows) and not self._skipped else []
 
@@ -75,6 +82,9 @@ class LinearUpdateRule(Rule):
         if not len(expected):
             return []
         expected, residuals = nearest(expected, means, rms)
+        rounding = ROUNDING * np.nan_to_num(self._sizes.get(self._owner.values[ids])[0]) / np.sqrt(observed.numel[rows])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            residuals = np.where(np.abs(means - expected) <= rounding, 0.0, residuals)
         return self._residuals.judge("mean", ids, rows, means, expected, residuals)
 
     def _expected(self, owners: Integers) -> Floats:

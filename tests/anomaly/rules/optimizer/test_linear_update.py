@@ -1,0 +1,28 @@
+"""An update of SGD that its gradient does not explain is told, and what float32 weights are rounded by is not."""
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.rules.optimizer.linear_update import LinearUpdateRule
+from trainsentry.collectors.statistics import MEAN, NORM
+
+GRADIENT, WEIGHT, UPDATE = (("norm.weight", quantity) for quantity in ("gradient", "parameter", "update"))
+SGD = {"lr": 0.05, "momentum": 0.0, "dampening": 0.0, "nesterov": 0.0, "weight_decay": 0.0}
+OPTIONS = {(f"option.0.0.{key}",) * 2: value for key, value in SGD.items()}
+AT = 30
+
+
+@pytest.mark.parametrize(("off", "told"), [(2.0**-28, []), (1e-6, [AT]), (0.0, [])])
+def test_a_gain_that_hardly_moves_is_rounded_and_no_more(alone, off, told):
+    """An element of 16, between a half and one, is rounded by 2^-24."""
+    records, draw, found = Records(), np.random.default_rng(0), []
+    rule = alone(LinearUpdateRule, records.table)
+    for step in range(AT + 5):
+        sizes = {GRADIENT: 4e-5, WEIGHT: 4.0, UPDATE: 2e-6}
+        record = records.step(step, {**(OPTIONS if step == 0 else {}), **sizes})
+        mean = 1e-7 * float(draw.standard_normal())
+        record.values[-3:, MEAN] = mean, 1.0, -0.05 * mean + (off if step == AT else 0.0)
+        assert record.values[-2, NORM] == 4.0, "a root mean square of one"
+        found += [step for _ in rule(record)]
+    assert found == told
