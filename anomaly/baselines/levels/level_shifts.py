@@ -276,7 +276,9 @@ class LevelShifts:
         with np.errstate(invalid="ignore"):
             reach = np.fmax(rise / self._least_rise.values[:, ids], fall / self._least_fall.values[:, ids])
         of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
-        return of_age / TIMES_DEPENDENT if self._data.is_high else of_age
+        if self._data.is_high:  # and what a policy sees is bounded by where an episode ends, until none ends there
+            of_age = np.where(self._is_input.values[ids], 0.0, of_age / TIMES_DEPENDENT)
+        return of_age
 
     def _shift(self, observed: Observed, row: int, beyond: _Beyond, first: int = 0) -> Finding:
         """Return the finding of a series that has another level, by its first newest sample beyond its range."""
