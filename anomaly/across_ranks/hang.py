@@ -10,6 +10,10 @@ SCORE: Final = 100.0
 """Deviations: a rule whose bound holds for any run; nobody waits that long without a fault."""
 
 
+MISSING: Final = "seconds_missing"
+"""The statistic of a hang of which the missing rank is known, and not the call that the others wait in."""
+
+
 class HangRule(Detector):
     """Makes the anomaly of a hang from the report that a rank writes of it."""
 
@@ -25,15 +29,15 @@ class HangRule(Detector):
             KeyError, TypeError, IndexError: when it is no such report.
 
         """
-        call = report["call"]
+        call, missing = report["call"], report["missing"]
         return Anomaly(
             step=report["step"],
             micro_step=0,
-            rank=report["missing"][0] if report["missing"] else report["rank"],
+            rank=missing[0] if missing else report["rank"],
             order=0,
             name=f"{call['group']}.{call['op']}" if call else "step",
             quantity=COMMUNICATION_INPUT if call else "training",
-            statistic="sequence" if call else "seconds",
+            statistic="sequence" if call else MISSING if missing else "seconds",
             value=float(call["sequence"]) if call else report["seconds"],
             expected=math.nan,
             score=SCORE,
@@ -45,12 +49,13 @@ class HangRule(Detector):
     @staticmethod
     def sentence(anomaly: Anomaly, _subject: str) -> str:
         """Return who is missing and where the others wait, or for how many seconds the step has not ended."""
+        shown = "hang.json and hang_stacks.txt of each rank show where it is"
+        if anomaly.statistic == MISSING:
+            waited = f"other ranks have waited for it for {anomaly.value:.0f} s"
+            return f"rank {anomaly.rank} is missing in step {anomaly.step}: {waited}; {shown}"
         if anomaly.statistic == "sequence":
             return (
                 f"rank {anomaly.rank} is missing in step {anomaly.step}: other ranks wait for it in call "
-                f"{anomaly.value:.0f} of {anomaly.name}; hang.json and hang_stacks.txt of each rank show where it is"
+                f"{anomaly.value:.0f} of {anomaly.name}; {shown}"
             )
-        return (
-            f"step {anomaly.step} has not ended after {anomaly.value:.0f} s; hang.json and hang_stacks.txt of each "
-            "rank show where it is"
-        )
+        return f"step {anomaly.step} has not ended after {anomaly.value:.0f} s; {shown}"

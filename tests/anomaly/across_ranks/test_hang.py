@@ -22,6 +22,13 @@ def test_a_hang_of_the_training_itself_names_the_step_and_its_seconds():
     assert evidence(found).startswith("step 7 has not ended after 61 s; hang.json")
 
 
+def test_a_hang_in_a_call_that_was_not_watched_names_the_missing_rank():
+    """As DDP's own, by default."""
+    found = HangRule.judge(REPORT)
+    assert (found.rank, found.name) == (2, "step")
+    assert evidence(found).startswith("rank 2 is missing in step 7: other ranks have waited for it for 61 s; hang.json")
+
+
 def test_what_is_no_report_raises():
     with pytest.raises(KeyError):
         HangRule.judge({})
