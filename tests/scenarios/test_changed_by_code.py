@@ -106,5 +106,5 @@ def test_a_running_variance_that_something_overwrites_is_named_with_its_step(tmp
         if step >= FAULT:
             model.body[1].running_var.copy_(stale)
 
-    [found] = train(tmp_path, "resnet", harm=put_back, steps=FAULT + 10)
+    [found] = train(tmp_path, "resnet", harm=put_back, steps=FAULT + 15)
     assert (found.name, found.quantity, found.step) == ("body.1.running_var", "buffer", FAULT)

@@ -12,7 +12,7 @@ from trainsentry.collectors.statistics import VALUE
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as the number is counted and is no estimate."""
 
-LASTS: Final = 5
+LASTS: Final = 10
 """Steps for which a buffer must be written more often: code books are repaired, and statistics estimated anew, now and
 then."""
 
