@@ -78,6 +78,7 @@ under Lion, had a fifth of the others with it."""
 LARGEST_SCORE: Final = 60.0
 """Deviations at most: as strong as a rule whose bound holds for any run."""
 
+_MAX: Final = FEATURES.index("max")
 _NORM: Final = FEATURES.index("norm")
 _ZEROS: Final = FEATURES.index("zeros")
 
@@ -117,6 +118,7 @@ class LevelShifts:
         self._least_fall = series.column(np.float32, of=_least_falls, shape=(features,))
         self._is_followed = series.column(bool, of=lambda s: bool(np.isfinite(_least_rises(s)).any()))
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
+        self._enters = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT)
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self._is_forward = series.column(bool, of=_is_forward)
         self.data_is_renewed = False
@@ -276,8 +278,9 @@ class LevelShifts:
         with np.errstate(invalid="ignore"):
             reach = np.fmax(rise / self._least_rise.values[:, ids], fall / self._least_fall.values[:, ids])
         of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
-        if self._data.is_high:  # and what a policy sees is bounded by where an episode ends, until none ends there
-            of_age = np.where(self._is_input.values[ids], 0.0, of_age / TIMES_DEPENDENT)
+        if self._data.is_high:  # and extremes are those of episodes: a pole that does not fall leans less
+            of_age = np.where(self._enters.values[ids], 0.0, of_age / TIMES_DEPENDENT)
+            of_age[_MAX] = 0.0
         return of_age
 
     def _shift(self, observed: Observed, row: int, beyond: _Beyond, first: int = 0) -> Finding:
