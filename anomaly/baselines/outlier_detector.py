@@ -9,7 +9,6 @@ import numpy as np
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.false_alarms import Allowed, Surprises, Verdict
 from trainsentry.anomaly.baselines.known_changes import KnownChanges, finite_columns
-from trainsentry.anomaly.baselines.levels.data_dependence import DataDependence
 from trainsentry.anomaly.baselines.levels.input_level import InputLevel
 from trainsentry.anomaly.baselines.levels.level_shifts import LevelShifts
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
@@ -18,6 +17,7 @@ from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
 from trainsentry.anomaly.baselines.whole_zeros import WholeZeros
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord

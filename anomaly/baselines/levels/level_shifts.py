@@ -9,12 +9,12 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
-from trainsentry.anomaly.baselines.levels.data_dependence import DataDependence
 from trainsentry.anomaly.baselines.levels.early_levels import early_levels
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
 from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
+from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import (

@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
-from trainsentry.anomaly.baselines.levels.data_dependence import correlation_with_next
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.data.data_dependence import correlation_with_next
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, SPIKE, Anomaly
-from trainsentry.anomaly.baselines.levels.data_dependence import DataDependence
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import Series

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.baselines.levels.data_dependence import FEWEST, LEFT_OUT, SAMPLES, correlation_with_next
 from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.rules.data.data_dependence import FEWEST, LEFT_OUT, SAMPLES, correlation_with_next
 
 DATA, LOSS = ("input.0", "activation_input"), ("loss", "loss")
 OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
