@@ -28,7 +28,7 @@ from trainsentry.monitor.recorder.sinks.events import Alerts, StatusExporters
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
 from trainsentry.monitor.recorder.sinks.output_directory import DirectoryWatch, quota_works, rewrite_removed_files
 from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
-from trainsentry.monitor.recorder.status import StatusReporter, lag_of, status_of, write_status
+from trainsentry.monitor.recorder.status import StatusReporter, lag_of, status_of
 
 STATUS_SECONDS: Final = 1.0
 """Seconds between two writes of `status.json`: fresh enough for a person, rare enough for a shared file system."""
@@ -359,7 +359,7 @@ class Session:
         self._status_at = now
         data = status_of(self, state or "running")
         self.write_rank_file(
-            lambda: write_status(self.rank_file("status.json"), data), self.step, last=state is not None
+            lambda: replace_json(self.rank_file("status.json"), data), self.step, last=state is not None
         )
         if state is not None:
             self.journal.settle()  # the exporters read the file

@@ -2,13 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Final, Protocol
 
-import orjson
-
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.exporters.files.json_files import SCHEMA_VERSION, replace_text
+from trainsentry.exporters.files.json_files import SCHEMA_VERSION
 from trainsentry.exporters.run_reader import NO_STEP_NOTE
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.publisher import IncidentPublisher
@@ -63,17 +60,6 @@ def status_of(session: ShownRecording, state: str) -> dict[str, Any]:
         "updated": time.time(),
         **session.counters,
     }
-
-
-def write_status(path: Path, status: dict[str, Any]) -> None:
-    """Write `status.json` atomically; each second, so by orjson, which takes a fiftieth of the time of indented `json`.
-
-    Raises:
-        OSError: when it cannot be written.
-
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, orjson.dumps(status, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
 
 
 def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[int, float]:

@@ -7,10 +7,9 @@ import weakref
 from pathlib import Path
 from typing import Final, Protocol
 
-from trainsentry.exporters.files.json_files import SCHEMA_VERSION
+from trainsentry.exporters.files.json_files import SCHEMA_VERSION, replace_json
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.link import CLOSED
-from trainsentry.monitor.recorder.status import write_status
 from trainsentry.monitor.trainer.counters import counters_of
 from trainsentry.monitor.trainer.step_loop import StepLoop
 
@@ -106,4 +105,4 @@ def _write_last_status(loop: StepLoop, root: Path) -> None:
         "updated": time.time(),
         **counters_of(loop),
     }
-    write_status(root / f"rank{loop.rank}" / loop.link.settings.file_name("status.json"), status)
+    replace_json(root / f"rank{loop.rank}" / loop.link.settings.file_name("status.json"), status)
