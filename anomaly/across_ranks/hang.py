@@ -9,7 +9,6 @@ from trainsentry.collectors.series import COMMUNICATION_INPUT
 SCORE: Final = 100.0
 """Deviations: a rule whose bound holds for any run; nobody waits that long without a fault."""
 
-
 MISSING: Final = "seconds_missing"
 """The statistic of a hang of which the missing rank is known, and not the call that the others wait in."""
 

@@ -87,7 +87,8 @@ class GradientWritesRule(Rule):
             return []
         detail = (STALE, self.name, "writes", 0.0, 1.0, SCORE)
         where = {"last_clean": record.step - 1, "passed_on": False}
-        return [Finding(int(record.ids[rows[0]]), -1, *detail, **where, name=ALL, quantity=GRADIENT)]  # type: ignore[arg-type]
+        name = observed.table.series[record.ids[rows[0]]].module or ALL
+        return [Finding(int(record.ids[rows[0]]), -1, *detail, **where, name=name, quantity=GRADIENT)]  # type: ignore[arg-type]
 
     def _note_updates(self, observed: Observed) -> None:
         """Begin anew where a step had other updates of one parameter than the step before: a critic's are fewer."""

@@ -31,6 +31,7 @@ class GradientWrites:
         self.names = names
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Optimizer, tuple[weakref.ref[Tensor], int]] = weakref.WeakKeyDictionary()
+        self._modules: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
         self._optimizers = 0
 
     def read(self, optimizer: Optimizer, micro_steps: int) -> None:
@@ -61,7 +62,9 @@ class GradientWrites:
 
     def _add(self, name: str, value: float, optimizer: Optimizer) -> None:
         """Append a scalar; of one of several optimizers, it belongs to the module whose parameters that one has."""
-        module = _module_of(optimizer, self.names) if self._optimizers > 1 else ""
+        if self._optimizers > 1 and optimizer not in self._modules:  # looking at all parameters takes its time
+            self._modules[optimizer] = _module_of(optimizer, self.names)
+        module = self._modules.get(optimizer, "")
         self.rows.add_scalar(self.rows.table.series_id(Series(name, name, module=module, scalar=True)), value)
 
 

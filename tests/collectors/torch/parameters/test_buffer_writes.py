@@ -109,3 +109,15 @@ def test_inference_tensors_have_no_count():
     with torch.inference_mode():
         loop.norm.table = torch.ones(4)
     assert [loop.step() for _ in range(LEARNED + 5)] == [{}] * (LEARNED + 5)
+
+
+def test_a_module_that_gets_another_buffer_begins_anew_and_the_first_buffers_of_many_are_counted(loop, monkeypatch):
+    harm = lambda loop: loop.norm.mean.mul_(1.0)  # noqa: E731
+    loop.norm.register_buffer("late", torch.ones(4))
+    assert [loop.step(harm) for _ in range(LEARNED + 3)] == [{}] * (LEARNED + 3), "so it has always been"
+    monkeypatch.setattr(buffer_writes, "MOST", 1)
+    loop.norm.register_buffer("later", torch.ones(4))
+    for _ in range(LEARNED + 3):
+        assert loop.step() == {}
+    assert loop.step(lambda loop: loop.blocks[0].running_var.fill_(1.0)) == {}
+    assert loop.step(harm) == {"norm.mean": 1.0}
