@@ -37,7 +37,6 @@ LASTS: Final = 4
 """Factor by which a part of the loss must be above the largest of the values before, at so many values in a row: parts
 are weighted anew on purpose by less, and spikes pass."""
 
-
 NO_PARTS: Final = frozenset({"scale", "scaler", "weight", "coef", "coefficient"})
 """Words in the names of numbers that only belong to a loss."""
 
@@ -51,7 +50,7 @@ class _Number:
     repeats: int = 0
 
     def take(self, value: float, step: int) -> None:
-        """Take in a value; a step may repeat it for each of its micro-steps."""
+        """Take in a value."""
         self.repeats = self.repeats + 1 if self.values and value == self.values[-1] else 0
         self.values.append(value)
         self.steps.append(step)
@@ -79,9 +78,9 @@ class _Number:
 class LoggedNumbersRule(Rule):
     """Follows what the training logs beside its loss: parts of the loss, divergences, norms.
 
-    A number that was another each time and is now exactly the same each time is not computed any more, or of the same
-    two things: a divergence between a policy and itself. A part of the loss, named so, that has left its range for good
-    has other data or another formula. Other numbers may change their size by design.
+    A number that was another each time and is now exactly the same each time is not computed any more, or it compares
+    what is equal: a policy with itself. A part of the loss, named so, that has left its range for good has other data or
+    another formula. Other numbers may change their size by design.
     """
 
     name: ClassVar[str] = "logged_numbers"
