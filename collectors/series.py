@@ -73,6 +73,14 @@ SETTING = "setting"
 SETTING_BEFORE = "setting_before"
 """Prefix of `setting_before.<module>.<key>`, what a constant of the framework's own was until it changed."""
 
+OPERATIONS = "operations"
+"""Prefix of `operations.<module>: <change>`, the scalar of a module whose forward pass computes something else than in
+all passes before; it has a row in each pass until the change has lasted, and none after that."""
+
+OTHER_OPERATIONS, OTHER_ARGUMENT, MOVED_ARGUMENT, PASSING = 1.0, 2.0, 3.0, 4.0
+"""Values of `operations`: other operations or inputs of them; another constant; a number that has moved by less than a
+fifth, as schedules do; a change that has not lasted yet."""
+
 GRADIENT_WRITES = "gradient_writes"
 """Prefix of `gradient_writes.<optimizer>`, the scalar of how often an update's gradients were written in place beyond
 once for each micro-step after the first; it has a row where it changes."""

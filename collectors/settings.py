@@ -33,7 +33,8 @@ class CollectSettings:
     `after_update` also reads weights after the update; `alignment` compares the directions of gradients and first
     moments.
     `recompute` computes one module's call and its gradients again in each step that samples activations. `buffers` also
-    reads modules' buffers where it reads weights. `inputs` also reads the model's own inputs in the steps that sample
+    reads modules' buffers where it reads weights. `operations` compares what a forward pass computes with the passes
+    before, in each step that samples activations. `inputs` also reads the model's own inputs in the steps that sample
     no activations. `histograms` counts the values of each tensor that is read.
     """
 
@@ -53,6 +54,7 @@ class CollectSettings:
     inputs: bool = True
     buffers: bool = True
     recompute: bool = True
+    operations: bool = True
     histograms: bool = False
 
 

@@ -28,7 +28,7 @@ LOOK_BACK_STEPS: Final = 5
 """Steps before an incident whose suspicions belong to it: a fault is often odd before it is an alarm."""
 
 SET: Final = frozenset({OPTION_CHANGE, MODE_CHANGE})
-"""Kinds of alarms without signs before them: somebody sets an option or a mode, and the training does not compute it."""
+"""Kinds of alarms without signs before them: somebody sets an option or a mode; the training does not compute it."""
 
 MAX_SUSPICIONS: Final = 500
 """Suspicions kept for a later incident, a bound on memory."""

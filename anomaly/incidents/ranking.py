@@ -22,6 +22,7 @@ from trainsentry.anomaly.finding import ALL
 from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
 from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
+from trainsentry.anomaly.rules.operations import OperationsRule
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
 from trainsentry.anomaly.series_facts import BACKWARD
@@ -263,11 +264,11 @@ def _unused_modules(anomalies: list[Anomaly]) -> dict[tuple[int, str], int]:
 def _is_changed_by_code(anomaly: Anomaly) -> bool:
     """Whether nothing that training does changes an activation or its data so.
 
-    That is another dtype, rounded values, a mask that masks no more, or copies within a batch.
+    That is another dtype, other operations, rounded values, a mask that masks no more, or copies within a batch.
     """
     if anomaly.detector == ZeroPatternRule.name:
         return anomaly.value == 0
-    if anomaly.detector == RepeatedSamplesRule.name:
+    if anomaly.detector in {RepeatedSamplesRule.name, OperationsRule.name}:
         return True
     return anomaly.kind in {DTYPE_CHANGE, PRECISION} and anomaly.quantity == ACTIVATION_OUTPUT
 
@@ -283,7 +284,7 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
-    if is_switch:  # a module's mode, or a number of it, which somebody set
+    if is_switch and not _is_changed_by_code(anomaly):  # a module's mode, or a number of it, which somebody set
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

@@ -28,6 +28,7 @@ from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
+from trainsentry.anomaly.rules.operations import OperationsRule
 from trainsentry.anomaly.rules.optimizer.direction import DirectionRule
 from trainsentry.anomaly.rules.optimizer.displacement import DisplacementRule
 from trainsentry.anomaly.rules.optimizer.frozen import FrozenRule
@@ -63,6 +64,7 @@ _RULES: Final[list[type[Rule]]] = [
     LostStateRule,
     ModeChangeRule,
     ModuleSettingRule,
+    OperationsRule,
     DtypeChangeRule,
     PrecisionRule,
     LearningRateRule,

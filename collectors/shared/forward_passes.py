@@ -69,6 +69,11 @@ class ForwardPasses:
             self.left_out += 1
             self.recording = False
 
+    @property
+    def is_first(self) -> bool:
+        """Whether the pass is recorded, and the first through its outermost module in this step."""
+        return self.recording and self.micro_step == 0
+
     def enter(self) -> None:
         """Note that a module is entered."""
         self._depth += 1

@@ -87,6 +87,12 @@ class Activations(Collected):
         "and compare to the bit (`recomputed.<module>`, `recomputed_gradient.<module>`): a device that computes "
         "wrongly shows.",
     )
+    operations: bool = Field(
+        default=True,
+        description="At each of these steps compare what the model's forward pass computes (operations, their order "
+        "and constants, from autograd's graph) with the passes before: code that was changed in the run shows "
+        "(`operations.<module>: <change>`).",
+    )
     inside_graphs: bool = Field(
         default=False,
         description="Also record inside compiled graphs of backends that fuse operations, such as inductor. This may "
@@ -343,6 +349,7 @@ class MonitorConfig(Block):
             alignment=ALIGNMENT in self.statistics,
             buffers=parameters is not None and parameters.buffers,
             recompute=activations is not None and activations.recompute,
+            operations=activations is not None and activations.operations,
             inputs=activations is not None and activations.inputs,
             histograms=HISTOGRAM in self.statistics,
         )

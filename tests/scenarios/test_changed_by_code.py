@@ -1,10 +1,12 @@
-"""What only code changes in a forward pass, another dtype or a mask that is gone, is found in real trainings."""
+"""What only code changes in a forward pass (a dtype, a mask, an operation) is found in real trainings."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from two_families import CONFIGURATIONS, FAMILIES, FAULT, train
 
 import trainsentry
@@ -108,3 +110,47 @@ def test_a_running_variance_that_something_overwrites_is_named_with_its_step(tmp
 
     [found] = train(tmp_path, "resnet", harm=put_back, steps=FAULT + 15)
     assert (found.name, found.quantity, found.step) == ("body.1.running_var", "buffer", FAULT)
+
+
+def with_gelu(family):
+    """Return how to make a model of a family whose activation functions are GELU."""
+
+    plain = FAMILIES[family][0]
+
+    def make():
+        model = plain()
+        if family == "gpt":
+            for block in model.blocks:
+                block.activation = functional.gelu
+        else:
+            model.body[2] = nn.GELU()
+        return model
+
+    return make
+
+
+def approximate(model):
+    """Approximate the GELU of a block, which changes its outputs by a thousandth."""
+    if hasattr(model, "blocks"):
+        model.blocks[0].activation = partial(functional.gelu, approximate="tanh")
+    else:
+        model.body[2].approximate = "tanh"
+
+
+@pytest.mark.parametrize("collect", CONFIGURATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("changes", [True, False])
+def test_an_operation_that_is_computed_otherwise_is_named_where_no_statistic_moves(
+    tmp_path, monkeypatch, family, collect, changes
+):
+    def harm(model, _stepper, step):
+        if changes and step == FAULT - 1:
+            approximate(model)
+
+    monkeypatch.setitem(FAMILIES, family, (with_gelu(family), *FAMILIES[family][1:]))
+    found = train(tmp_path, family, collect=collect, harm=harm, steps=STEPS)
+    assert len(found) == changes
+    if changes:
+        assert found[0].name == ("blocks.0" if family == "gpt" else "body.2")
+        assert found[0].step == (FAULT if collect == "everything" else FAULT // 10 * 10 + 10)
+        assert "approximate of gelu is tanh, and was none" in found[0].summary

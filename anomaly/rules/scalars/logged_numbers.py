@@ -79,8 +79,8 @@ class LoggedNumbersRule(Rule):
     """Follows what the training logs beside its loss: parts of the loss, divergences, norms.
 
     A number that was another each time and is now exactly the same each time is not computed any more, or it compares
-    what is equal: a policy with itself. A part of the loss, named so, that has left its range for good has other data or
-    another formula. Other numbers may change their size by design.
+    what is equal: a policy with itself. A part of the loss, named so, that has left its range for good has other data
+    or another formula. Other numbers may change their size by design.
     """
 
     name: ClassVar[str] = "logged_numbers"

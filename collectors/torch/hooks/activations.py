@@ -13,6 +13,7 @@ from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.settings import CollectSettings
 from trainsentry.collectors.shared.forward_passes import MAX_CALLS, MAX_MICRO_STEPS, ForwardPasses
 from trainsentry.collectors.shared.model_graph import DataFlow, NamedModule
+from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.backward_pass import in_backward
 from trainsentry.collectors.torch.hooks.compiled_activations import CompiledVisits, Site
 from trainsentry.collectors.torch.hooks.compiler import (
@@ -30,6 +31,7 @@ from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in, tensor
 from trainsentry.collectors.torch.hooks.recomputed_calls import RecomputedCalls
 from trainsentry.collectors.torch.hooks.repeated_calls import RepeatedCalls
 from trainsentry.collectors.torch.hooks.unfilled_passes import runs_on_unfilled_memory
+from trainsentry.collectors.torch.operations.operation_changes import OperationChanges
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART = "activations"
@@ -73,10 +75,9 @@ class ActivationHooks:
         self.passes = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
         self._repeated = RepeatedCalls(rows, guard, enabled=settings.recompute)
+        self._operations = OperationChanges(rows, guard, enabled=settings.operations)
         self._visits = CompiledVisits()
         self._inner_ran = False
-
-    # ------------------------------------------------------------------ hooks
 
     def choose(self, modules: Sequence[NamedModule], observed: frozenset[str]) -> None:
         """Hook the `observed` modules, and the roots, whose passes are the micro-steps.
@@ -242,8 +243,6 @@ class ActivationHooks:
         """The number of modules with hooks."""
         return self._hooks.attached if self._hooks is not None else 0
 
-    # ------------------------------------------------------------------ events of eager modules
-
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note that a module is entered, and read its inputs."""
         self.flow.entered(named.name)
@@ -260,7 +259,10 @@ class ActivationHooks:
             self._inner_ran = True
         if self.passes.begins_with(named):
             self._begin_pass(named, training=torch.is_grad_enabled() and not runs_on_unfilled_memory())
+            first = self.passes.is_first and not changes_operations()
+            self._operations.begin(named, tensors_in_call(args, kwargs), reading=first)
         self.passes.enter()
+        self._operations.enter(named)
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
             if not named.name:
@@ -284,6 +286,7 @@ class ActivationHooks:
             self._leave_recomputed(named, tensors_in(output))
             return
         self.passes.leave()
+        self._operations.leave(tensors_in(output))
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
             self._repeated.leave(named, output)
@@ -342,8 +345,6 @@ class ActivationHooks:
         handle = tensor.register_hook(_GradientHook(self, series_id, self.generation))
         if tensor.is_leaf:  # freeing the graph frees the hooks of other tensors
             self._leaf_handles.append(handle)
-
-    # ------------------------------------------------------------------ events of compiled graphs
 
     def compiled_pass(self, named: NamedModule) -> None:
         """Begin a pass through a compiled outermost module."""

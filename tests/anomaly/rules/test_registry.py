@@ -22,6 +22,7 @@ from trainsentry.collectors.series import (
     GRADIENT_WRITES,
     LEARNING_RATE,
     LOST_STATE,
+    OPERATIONS,
     OPTIMIZER_RATE,
     OPTION,
     RECOMPUTED,
@@ -42,6 +43,7 @@ SWITCHES = {
     BUFFER_WRITES,
     GRADIENT_WRITES,
     LOST_STATE,
+    OPERATIONS,
     OPTION,
     RECOMPUTED,
     RECOMPUTED_GRADIENT,
@@ -65,7 +67,16 @@ SERIES = [
     ("loss", "loss"),
 ]
 WITHOUT_A_NUMBER = {
-    *("frozen", "missing_state", "mode_change", "dtype_change", "checkpoint", "gradient_writes", "batch_rows"),
+    *(
+        "frozen",
+        "missing_state",
+        "mode_change",
+        "dtype_change",
+        "checkpoint",
+        "gradient_writes",
+        "batch_rows",
+        "operations",
+    ),
 }
 """Rules on an absence, a switch or a difference, whose sentences give neither number."""
 

@@ -1,0 +1,68 @@
+"""A module whose forward pass computes something else than in its passes before: its code, or a constant, changed."""
+
+from collections import deque
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
+from trainsentry.collectors.series import ACTIVATION_OUTPUT, OPERATIONS, OTHER_ARGUMENT, OTHER_OPERATIONS
+from trainsentry.collectors.statistics import MIN, VALUE
+
+SCORE: Final = 60.0
+"""Deviations: above every spike of healthy runs, as only code changes what a module computes."""
+
+PASSES: Final = 5
+"""Passes whose steps are known: more than a change must last before it is told."""
+
+MANY: Final = 3
+"""Modules that change at once on purpose: somebody switches on adapters, quantisation or another kind of attention."""
+
+STRUCTURE: Final = "operations"
+"""What a change begins with that is not one of a constant."""
+
+
+class OperationsRule(Rule):
+    """Judges the rows of `operations`, which the collector makes of a change until it has lasted for some passes.
+
+    Where many modules compute by other operations from one step on, that explains an incident and makes none; so does a
+    number that moves by less than a fifth, and a change that has not lasted.
+    """
+
+    name: ClassVar[str] = "operations"
+    speaks_for: ClassVar[str | None] = None
+    quantities: ClassVar[frozenset[str]] = frozenset({OPERATIONS, ACTIVATION_OUTPUT})
+    statistics: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, arrays: SeriesArrays) -> None:
+        prefix = f"{OPERATIONS}."
+        self._sampled: deque[int] = deque([-1] * PASSES, PASSES)
+        self._is_output = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
+        self._is_change = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
+
+    def judge(self, observed: Observed) -> list[Finding]:
+        """Return a finding for each change."""
+        record, found = observed.record, []
+        rows = rows_where(self._is_change.values[record.where]).tolist()
+        if self._sampled[-1] != record.step and (rows or self._is_output.values[record.where].any()):
+            self._sampled.append(record.step)
+        names = [observed.table.series[record.ids[row]].name.partition(".")[2] for row in rows]
+        changes = [name.partition(": ")[::2] for name in names]
+        is_common = len({module for module, change in changes if change.startswith(STRUCTURE)}) >= MANY
+        for row, (module, change) in zip(rows, changes, strict=True):
+            kind, lasted = float(record.values[row, VALUE]), min(int(record.values[row, MIN]), PASSES - 1)
+            alarm = kind in (OTHER_OPERATIONS, OTHER_ARGUMENT) and not (is_common and change.startswith(STRUCTURE))
+            detail = (OPTION_CHANGE, self.name, change, kind, 0.0, SCORE, alarm)
+            finding = Finding(int(record.ids[row]), row, *detail, passed_on=False, name=module, quantity="training")
+            found.append(replace(finding, step=self._sampled[-lasted], last_clean=self._sampled[-1 - lasted]))
+        return found
+
+    @staticmethod
+    def sentence(anomaly: Anomaly, subject: str) -> str:
+        """Return what changed, with the constant before and after."""
+        what, _, values = anomaly.statistic.partition(": ")
+        was, _, now = values.partition(" → ")
+        change = f"its operations are others ({was})" if what == STRUCTURE else f"{what} is {now}, and was {was}"
+        return f"the forward pass of {subject} was changed by step {anomaly.step}: {change}"

@@ -1,0 +1,1 @@
+"""What a forward pass computes: its operations, and how they change."""

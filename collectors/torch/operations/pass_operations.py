@@ -1,0 +1,212 @@
+"""Lists the operations of each module's forward pass, from the graph that autograd keeps for the backward pass.
+
+The graph is there anyway: names, constants and sources of its nodes are read, no values of activations, and nothing is
+computed but the number of elements that a small mask sets. Nodes are numbered in the order of their operations, so
+the numbers at which a module was entered and left tell which operations are its own.
+"""
+
+import math
+import threading
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_OPERATIONS: Final = 20_000
+"""Operations of a pass that are listed; a pass of more is left out, as it would take 0.1 s."""
+
+MOST_CALLS: Final = 5_000
+"""Calls of modules in a pass; a cell that is called for each token makes more."""
+
+MOST_MASKED: Final = 1 << 20
+"""Elements of a mask that are counted, some 30 µs; a larger mask has no count."""
+
+FACTORS: Final = frozenset({"MulBackward0", "DivBackward0"})
+"""Nodes that save the number by which a program multiplies or divides, as a tensor without axes."""
+
+MASKS: Final = frozenset({"_saved_mask", "_saved_condition", "_saved_attn_mask", "_saved_attn_bias"})
+"""What nodes save of masks, of bools or not."""
+
+CAST: Final = "ToCopyBackward0"
+"""The node of a cast, which is left out: autocast makes them, and dtypes have their own rows."""
+
+_LARGE: Final = 1 << 63
+_ABSENT: Final = object()
+
+Argument = None | bool | int | float | str | tuple[Any, ...]
+
+
+class Operation(NamedTuple):
+    """An operation: its node's name, where its inputs come from, and its constants by name.
+
+    A source is the distance to an operation of the same module, such as -1, or the name of a sub-module, `weight` for a
+    leaf of the graph, `input` for what comes from outside of the module, and `-` for what needs no gradient.
+    """
+
+    name: str
+    sources: tuple[str | int, ...]
+    arguments: tuple[tuple[str, Argument], ...]
+
+
+class _Call(NamedTuple):
+    module: str
+    begin: int
+    end: list[int]
+
+
+class PassOperations:
+    """Notes when modules are entered and left in a pass, and lists their operations at its end."""
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._open: list[_Call] = []
+        self._thread = 0
+        self._readers: dict[type, list[tuple[str, str, bool]]] = {}
+
+    def begin(self) -> None:
+        """Begin a pass; one that raised may have left modules entered."""
+        self._calls.clear()
+        self._open.clear()
+        self._thread = threading.get_ident()
+
+    def enter(self, module: str) -> None:
+        """Note that a module is entered."""
+        if self._thread != threading.get_ident():  # a replica of DataParallel: its nodes have numbers of their own
+            self._thread = 0
+        elif len(self._calls) < MOST_CALLS:
+            call = _Call(module, torch._C._autograd._get_sequence_nr(), [])
+            self._calls.append(call)
+            self._open.append(call)
+        else:
+            self._thread = 0
+
+    def leave(self) -> bool:
+        """Note that the module entered last is left; return whether it was the outermost one."""
+        if self._thread != threading.get_ident() or not self._open:
+            return False
+        self._open.pop().end.append(torch._C._autograd._get_sequence_nr())
+        return not self._open
+
+    def read(self, outputs: Iterable[Tensor]) -> dict[str, list[Operation]] | None:
+        """Return the operations of each module that was called, in their order; None where they are too many."""
+        if not self._calls:
+            return None
+        nodes = _nodes_behind(outputs, self._calls[0].begin)
+        if nodes is None:
+            return None
+        ordered = sorted(nodes, key=lambda node: nodes[node][0])
+        owners = self._owners([nodes[node][0] for node in ordered])
+        found: dict[str, list[Operation]] = {call.module: [] for call in self._calls}
+        places: dict[Any, tuple[str, int]] = {}
+        for node, module in zip(ordered, owners, strict=True):
+            if node.name() == CAST:
+                continue
+            own = found[module]
+            places[node] = module, len(own)
+            sources = tuple(_source(source, number, places, module, len(own)) for source, number in nodes[node][1])
+            own.append(Operation(node.name(), sources, self._arguments(node)))
+        return found
+
+    def _owners(self, numbers: list[int]) -> list[str]:
+        """Return the innermost module whose call made each node; calls are in the order in which they began."""
+        owners, running, waiting = [], [], iter(self._calls)
+        following = next(waiting, None)
+        for number in numbers:
+            while following is not None and following.begin <= number:
+                running.append(following)
+                following = next(waiting, None)
+            while len(running) > 1 and running[-1].end and running[-1].end[0] <= number:
+                running.pop()
+            owners.append(running[-1].module)
+        return owners
+
+    def _arguments(self, node: Any) -> tuple[tuple[str, Argument], ...]:
+        """Return the constants of a node by name, without unpacking what hooks of saved tensors hold."""
+        kind = type(node)
+        readers = self._readers.get(kind)
+        if readers is None:
+            readers = self._readers[kind] = _readers_of(kind)
+        found = []
+        for key, attribute, is_tensor in readers:
+            value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
+            if value is not _ABSENT:
+                found.append((key, value))
+        return tuple(found)
+
+
+def _nodes_behind(outputs: Iterable[Tensor], begin: int) -> dict[Any, tuple[int, Any]] | None:
+    """Return the nodes of a pass with their numbers and sources; None where they are too many."""
+    found: dict[Any, tuple[int, Any]] = {}
+    waiting = [output.grad_fn for output in outputs]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in found:
+            continue
+        number = node._sequence_nr()
+        if begin <= number < _LARGE:
+            if len(found) >= MOST_OPERATIONS:
+                return None
+            found[node] = number, node.next_functions
+            waiting.extend(source for source, _ in found[node][1])
+    return found
+
+
+def _source(source: Any, number: int, places: dict[Any, tuple[str, int]], module: str, place: int) -> str | int:
+    while source is not None and source.name() == CAST:
+        source, number = source.next_functions[0]
+    if source is None:
+        return "-"
+    owner, at = places.get(source, ("", -1))
+    inside = f"{module}." if module else ""
+    if at < 0:
+        return "weight" if source._sequence_nr() >= _LARGE else "input"
+    if owner != module and not owner.startswith(inside):
+        return "input"
+    name: str | int = at - place if owner == module else owner.removeprefix(inside).partition(".")[0]
+    return f"{name}.{number}" if number else name
+
+
+def _readers_of(kind: type) -> list[tuple[str, str, bool]]:
+    """Return the constants that nodes of a kind save: their name, their attribute, and whether it holds a tensor."""
+    attributes = dir(kind)
+    found = []
+    for attribute in attributes:
+        raw = f"_raw{attribute}"
+        if not attribute.startswith("_saved_") or "_sym_" in attribute:
+            continue
+        if raw not in attributes:
+            found.append((attribute.removeprefix("_saved_"), attribute, False))
+        elif attribute in MASKS or (kind.__name__ in FACTORS and attribute == "_saved_other"):
+            found.append((attribute.removeprefix("_saved_"), raw, True))
+    return found
+
+
+def _of_tensor(saved: Any) -> Any:
+    """Return the number that a saved tensor without axes holds, or (shape, set elements) of a mask, in host memory.
+
+    Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is unpacked: what they hold is left out,
+    and where this torch cannot say whether there are any, all is.
+    """
+    if getattr(saved, "unpack_hook", saved) is not None:
+        return _ABSENT
+    tensor = saved.data
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return _ABSENT
+    if tensor.dtype is torch.bool:
+        return (*tensor.shape, int(tensor.sum())) if tensor.numel() <= MOST_MASKED else _ABSENT
+    is_number = tensor.ndim == 0 and not tensor.requires_grad and not tensor.is_complex()
+    return _plain(tensor.item()) if is_number else _ABSENT
+
+
+def _plain(value: Any) -> Any:
+    """Return a constant as something that equals itself: no NaN, and negative numbers as such."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value - 2 * _LARGE if value >= _LARGE else value
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value
+    if isinstance(value, tuple):
+        return tuple(_plain(x) for x in value)
+    return _ABSENT

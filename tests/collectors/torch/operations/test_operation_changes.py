@@ -1,0 +1,156 @@
+"""What a module computes has a row when it is another for good, and none while it varies, or is switched on purpose."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.series import (
+    MOVED_ARGUMENT,
+    OTHER_ARGUMENT,
+    OTHER_OPERATIONS,
+    PASSING,
+    SeriesTable,
+)
+from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.statistics import MIN, VALUE
+from trainsentry.collectors.torch.operations import operation_changes
+from trainsentry.collectors.torch.operations.operation_changes import OperationChanges
+
+
+class Rows:
+    """Notes the rows of changes."""
+
+    def __init__(self):
+        self.table, self.told = SeriesTable(), []
+
+    def add_numbers(self, series_id, numbers):
+        self.told.append((self.table.series[series_id].name, numbers[MIN], numbers[VALUE]))
+
+
+class Mixer(nn.Module):
+    """A block whose numbers, mask and operations can be set from outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale, self.approximate, self.masked, self.act, self.residual = 0.25, "none", 1, F.gelu, True
+        self.repeats, self.drop, self.detached = 1, False, False
+
+    def forward(self, x):
+        mask = torch.ones(8, 8, dtype=torch.bool).triu(self.masked)
+        y = self.inner(x) * self.scale
+        y = F.gelu(y, approximate=self.approximate) if self.act is F.gelu else self.act(y)
+        y = y.masked_fill(mask[: len(y)], 0.0)
+        for _ in range(self.repeats):
+            y = y.tanh()
+        if not self.drop:
+            y = self.outer(y.detach() if self.detached else y)
+        return x + y if self.residual else y
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Mixer(), Mixer()
+
+    def forward(self, x):
+        return self.second(self.first(x)).sum(-1)
+
+
+def changes(change, passes=60, at=40, *, rows=lambda step: 8, autocast=lambda step: False):
+    """Return the rows of a run in which `change(net, step)` is called before each pass from `at` on."""
+    torch.manual_seed(0)
+    net, told = Net(), Rows()
+    watched = OperationChanges(told, Guard(), enabled=True)
+    named = {module: NamedModule(name, module, 0) for name, module in net.named_modules()}
+    for module in named:
+        module.register_forward_pre_hook(lambda m, _a: watched.enter(named[m]))
+        module.register_forward_hook(lambda _m, _a, output: watched.leave([("", output)]))
+    for step in range(passes):
+        if step >= at:
+            change(net, step)
+        x = torch.randn(rows(step), 8, requires_grad=True)
+        watched.begin(named[net], [("0", x)], reading=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast(step)):
+            net(x)
+    return told.told
+
+
+def setting(name, value):
+    return lambda net, _step: setattr(net.second, name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text", "kind", "passes"),
+    [
+        ("approximate", "tanh", "approximate of gelu: none → tanh", OTHER_ARGUMENT, 2),
+        ("scale", 0.5, "factor of mul: 0.25 → 0.5", OTHER_ARGUMENT, 2),
+        ("scale", -0.25, "factor of mul: 0.25 → -0.25", OTHER_ARGUMENT, 2),
+        ("scale", 0.26, "factor of mul: 0.25 → 0.26", MOVED_ARGUMENT, 2),
+        ("masked", 2, "mask of masked_fill: (8, 8, 28) → (8, 8, 21)", OTHER_ARGUMENT, 3),
+        ("act", torch.relu, "operations: with relu, without gelu", OTHER_OPERATIONS, 2),
+        ("residual", False, "operations: without add", OTHER_OPERATIONS, 3),
+        ("repeats", 2, "operations: with tanh", OTHER_OPERATIONS, 3),
+    ],
+)
+def test_another_constant_or_operation_has_a_row_until_it_has_lasted(name, value, text, kind, passes):
+    told = changes(setting(name, value))
+    expected = [(f"operations.second: {text}", lasted + 1, PASSING) for lasted in range(passes - 1)]
+    assert told == [*expected, (f"operations.second: {text}", passes, kind)]
+
+
+def test_what_a_branch_takes_from_is_part_of_what_is_computed():
+    (name, _, kind) = changes(setting("detached", True))[-1]
+    assert name.startswith("operations.second: operations: without ")
+    assert kind == OTHER_OPERATIONS
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, step: setattr(net.second, "scale", 0.25 * 1.01 ** (step - 39)),
+        lambda net, step: setattr(net.second, "drop", step % 7 == 5),
+        lambda net, step: setattr(net.second, "act", torch.relu if step % 9 == 5 else F.gelu),
+        lambda net, step: setattr(net.second, "masked", 3 if step % 8 == 5 else 1),
+        lambda net, step: net.second.inner.requires_grad_(False),
+        lambda net, step: [p.requires_grad_(False) for p in net.first.parameters()],
+    ],
+    ids=["annealed", "dropped layer", "rare branch", "rare padding", "frozen", "all of a block frozen"],
+)
+def test_what_programs_do_on_purpose_is_no_lasting_change(change):
+    assert {kind for *_, kind in changes(change)} <= {PASSING, MOVED_ARGUMENT}
+
+
+def test_other_shapes_autocast_and_modes_are_taken_as_they_are():
+    def longer(net, step):
+        net.second.repeats = 2 + step % 3
+
+    assert changes(longer, rows=lambda step: 8 if step < 40 else 4 + step % 3) == []
+    assert changes(lambda net, step: None, autocast=lambda step: step >= 40) == []
+
+    def evaluated(net, step):
+        net.eval()
+        net.second.act = torch.relu
+
+    assert changes(evaluated) == []
+
+
+def test_numbers_that_are_random_have_no_rows():
+    def shaken(net, step):
+        net.second.scale = random.Random(step).random()
+
+    assert changes(shaken, at=0) == []
+
+
+def test_a_young_run_has_no_rows():
+    assert changes(setting("act", torch.relu), at=4) == []
+    assert changes(setting("residual", False), at=15) == []
+
+
+def test_the_number_of_rows_is_bounded(monkeypatch):
+    monkeypatch.setattr(operation_changes, "MOST_TOLD", 1)
+    assert len(changes(setting("act", torch.relu))) == 1
