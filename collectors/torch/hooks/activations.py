@@ -255,8 +255,7 @@ class ActivationHooks:
             return
         if torch.is_grad_enabled():
             self._recomputed.with_graph()
-        if named.name:
-            self._inner_ran = True
+        self._inner_ran |= bool(named.name)
         if self.passes.begins_with(named):
             self._begin_pass(named, training=torch.is_grad_enabled() and not runs_on_unfilled_memory())
             first = self.passes.is_first and not changes_operations()
