@@ -27,6 +27,9 @@ LARGER: Final = 1.02
 FEWEST: Final = 32
 """Elements of an output that is followed: of few, the largest may well be a constant, as of a padded row."""
 
+FINE: Final = frozenset({"float32", "float64"})
+"""Dtypes that are followed: numbers of sixteen bits are equal thrice by chance, where the largest moves little."""
+
 _KEPT: Final = BEFORE + EQUAL
 
 
@@ -45,13 +48,15 @@ class ClampedRule(Rule):
         self._follows = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
         # Of each series, by side and newest last: the largest element, and the negative of the least.
         self._kept = arrays.series.column(np.float64, np.nan, shape=(2, _KEPT))
+        self._is_fine = arrays.layouts.column(bool, of=lambda layout: layout.dtype in FINE)
         self._norm = arrays.series.column(np.float64)
         self._steps = arrays.series.column(np.int64, -1, shape=(1 + EQUAL,))
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the outputs that are clamped, once for each value, by the first sample that is."""
         record = observed.record
-        rows = rows_where(self._follows.values[record.where] & observed.judged & (observed.numel >= FEWEST))
+        follows = self._follows.values[record.where] & self._is_fine.values[record.layouts]
+        rows = rows_where(follows & observed.judged & (observed.numel >= FEWEST))
         if not len(rows):
             return []
         ids, columns = record.ids[rows], record.columns

@@ -49,6 +49,10 @@ class Operation(NamedTuple):
     arguments: tuple[tuple[str, Argument], ...]
 
 
+_Reader = tuple[str, str, bool]
+"""A constant's name, the attribute of the node that has it, and whether that holds a tensor."""
+
+
 class _Call(NamedTuple):
     module: str
     begin: int
@@ -62,7 +66,7 @@ class PassOperations:
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
         self._thread = 0
-        self._readers: dict[type, list[tuple[str, str, bool]]] = {}
+        self._kinds: dict[type, tuple[str, list[_Reader]]] = {}
 
     def begin(self) -> None:
         """Begin a pass; one that raised may have left modules entered."""
@@ -90,23 +94,33 @@ class PassOperations:
 
     def read(self, outputs: Iterable[Tensor]) -> dict[str, list[Operation]] | None:
         """Return the operations of each module that was called, in their order; None where they are too many."""
-        if not self._calls:
-            return None
-        nodes = _nodes_behind(outputs, self._calls[0].begin)
+        nodes = _nodes_behind(outputs, self._calls[0].begin) if self._calls else None
         if nodes is None:
             return None
-        ordered = sorted(nodes, key=lambda node: nodes[node][0])
-        owners = self._owners([nodes[node][0] for node in ordered])
+        ordered = sorted(nodes.items(), key=_number_of)
         found: dict[str, list[Operation]] = {call.module: [] for call in self._calls}
         places: dict[Any, tuple[str, int]] = {}
-        for node, module in zip(ordered, owners, strict=True):
-            if node.name() == CAST:
+        owners = self._owners([number for _, (number, _) in ordered])
+        for (node, (_, sources)), module in zip(ordered, owners, strict=True):
+            name, readers = self._kind(node)
+            if name == CAST:
                 continue
             own = found[module]
-            places[node] = module, len(own)
-            sources = tuple(_source(source, number, places, module, len(own)) for source, number in nodes[node][1])
-            own.append(Operation(node.name(), sources, self._arguments(node)))
+            place = len(own)
+            places[node] = module, place
+            of = tuple([_source(source, number, places, module, place) for source, number in sources])
+            own.append(Operation(name, of, _arguments(node, readers) if readers else ()))
         return found
+
+    def _kind(self, node: Any) -> tuple[str, list[_Reader]]:
+        """Return the name of a node, and how its constants are read."""
+        kind = type(node)
+        known = self._kinds.get(kind)
+        if known is None:
+            known = node.name(), _readers_of(kind)
+            if known[0] == kind.__name__:  # else kinds without a class of their own share one
+                self._kinds[kind] = known
+        return known
 
     def _owners(self, numbers: list[int]) -> list[str]:
         """Return the innermost module whose call made each node; calls are in the order in which they began."""
@@ -121,53 +135,59 @@ class PassOperations:
             owners.append(running[-1].module)
         return owners
 
-    def _arguments(self, node: Any) -> tuple[tuple[str, Argument], ...]:
-        """Return the constants of a node by name, without unpacking what hooks of saved tensors hold."""
-        kind = type(node)
-        readers = self._readers.get(kind)
-        if readers is None:
-            readers = self._readers[kind] = _readers_of(kind)
-        found = []
-        for key, attribute, is_tensor in readers:
-            value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
-            if value is not _ABSENT:
-                found.append((key, value))
-        return tuple(found)
+
+def _number_of(item: tuple[Any, tuple[int, Any]]) -> int:
+    return item[1][0]
+
+
+def _arguments(node: Any, readers: list[_Reader]) -> tuple[tuple[str, Argument], ...]:
+    """Return the constants of a node by name, without unpacking what hooks of saved tensors hold."""
+    found = []
+    for key, attribute, is_tensor in readers:
+        value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
+        if value is not _ABSENT:
+            found.append((key, value))
+    return tuple(found)
 
 
 def _nodes_behind(outputs: Iterable[Tensor], begin: int) -> dict[Any, tuple[int, Any]] | None:
     """Return the nodes of a pass with their numbers and sources; None where they are too many."""
     found: dict[Any, tuple[int, Any]] = {}
-    waiting = [output.grad_fn for output in outputs]
+    waiting: list[Any] = [output.grad_fn for output in outputs]
     while waiting:
-        node: Any = waiting.pop()
+        node = waiting.pop()
         if node is None or node in found:
             continue
         number = node._sequence_nr()
         if begin <= number < _LARGE:
-            if len(found) >= MOST_OPERATIONS:
+            found[node] = number, (sources := node.next_functions)
+            waiting += [source for source, _ in sources]
+            if len(found) > MOST_OPERATIONS:
                 return None
-            found[node] = number, node.next_functions
-            waiting.extend(source for source, _ in found[node][1])
     return found
 
 
 def _source(source: Any, number: int, places: dict[Any, tuple[str, int]], module: str, place: int) -> str | int:
-    while source is not None and source.name() == CAST:
-        source, number = source.next_functions[0]
-    if source is None:
-        return "-"
-    owner, at = places.get(source, ("", -1))
-    inside = f"{module}." if module else ""
-    if at < 0:
+    known = places.get(source)
+    if known is None:
+        if source is None:
+            return "-"
+        if source.name() == CAST:
+            cast, number = source.next_functions[0]
+            return _source(cast, number, places, module, place)
         return "weight" if source._sequence_nr() >= _LARGE else "input"
-    if owner != module and not owner.startswith(inside):
+    owner, at = known
+    name: str | int
+    if owner == module:
+        name = at - place
+    elif not module or owner.startswith(f"{module}."):
+        name = (owner[len(module) + 1 :] if module else owner).partition(".")[0]
+    else:
         return "input"
-    name: str | int = at - place if owner == module else owner.removeprefix(inside).partition(".")[0]
     return f"{name}.{number}" if number else name
 
 
-def _readers_of(kind: type) -> list[tuple[str, str, bool]]:
+def _readers_of(kind: type) -> list[_Reader]:
     """Return the constants that nodes of a kind save: their name, their attribute, and whether it holds a tensor."""
     attributes = dir(kind)
     found = []

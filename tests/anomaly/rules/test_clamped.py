@@ -12,10 +12,10 @@ OUT = ("layers.3.output.0", "activation_output")
 AT = 4 * BEFORE
 
 
-def run(alone, extremes, moves=lambda step: True, numel=64):
+def run(alone, extremes, moves=lambda step: True, numel=64, dtype="float32"):
     """Return what is found; `extremes(step, largest)` gives the least and the largest element of a step."""
     records, draw, found = Records(), np.random.default_rng(0), []
-    records.layout = records.table.layout_id(Layout((numel,), "float32", numel))
+    records.layout = records.table.layout_id(Layout((numel,), dtype, numel))
     rule = alone(ClampedRule, records.table)
     for step in range(AT + 20):
         record = records.step(step, {OUT: 5.0 + 0.01 * step * moves(step)})
@@ -50,7 +50,8 @@ def test_bounds_by_design_and_levels_say_nothing(alone, extremes):
     assert run(alone, extremes) == []
 
 
-def test_an_output_that_stands_still_and_one_of_few_elements_are_not_judged(alone):
+def test_an_output_that_stands_still_one_of_few_elements_and_one_of_few_bits_are_not_judged(alone):
     clamp = lambda s, x: (-x, 0.5 if s >= AT else x)  # noqa: E731
     assert run(alone, clamp, moves=lambda s: s < AT) == []
     assert run(alone, clamp, numel=8) == []
+    assert run(alone, clamp, dtype="bfloat16") == []
