@@ -21,6 +21,7 @@ from trainsentry.anomaly.rules.data.repeated_micro_batch import RepeatedMicroBat
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.rules.gradients.changed_gradient import ChangedGradientRule
 from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
@@ -70,6 +71,7 @@ _RULES: Final[list[type[Rule]]] = [
     LearningRateRule,
     OptionRule,
     GradientWritesRule,
+    ChangedGradientRule,
     GradientScaleRule,
     GradientSumsRule,
     GradientGainRule,

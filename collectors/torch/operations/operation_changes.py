@@ -27,7 +27,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.collectors.torch.operations.pass_operations import MASKS, Argument, Operation, PassOperations
+from trainsentry.collectors.torch.operations.pass_operations import MASKS, OTHER, Argument, Operation, PassOperations
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART: Final = "operations"
@@ -36,20 +36,26 @@ PART: Final = "operations"
 SEEN: Final = 5
 """Passes in which a constant or the operations were the same before another counts."""
 
-SEEN_FOR_FEWER: Final = 20
+SEEN_FOR_FEWER: Final = 8
 """The same where operations are only left out, or only added: layers drop out at random, and experts get no token."""
 
 LASTS: Final = 2
 """Passes that a change must last: some batches take another branch, as those without an object to find."""
 
-LASTS_FOR_FEWER: Final = 3
+LASTS_FOR_FEWER: Final = 4
 """The same for fewer or more operations, and for another mask: a batch without padding is no exception."""
 
 JUMP: Final = math.log(1.2)
 """Change of a number, |log ratio|, from which it is no step of a schedule."""
 
+TABLES: Final = frozenset({OTHER, "indices", "index", *(name.removeprefix("_saved_") for name in MASKS)})
+"""Constants that may be tables and masks, of which a few batches may have others."""
+
 DROPOUTS: Final = frozenset({"p", "dropout_p"})
 """Names of the share that a dropout sets to zero."""
+
+MANY: Final = 3
+"""Modules whose casts change at once where autocast is switched."""
 
 CHECKPOINT: Final = "CheckpointFunction"
 """How the node of a reentrant checkpoint is named."""
@@ -101,6 +107,7 @@ class _Module:
     """What is known of a module's passes: its structure, and its constants by place."""
 
     structure: _Held
+    casts: _Held
     arguments: tuple[Any, ...] = ()
     held: dict[tuple[int, str], _Held] = field(default_factory=dict)
 
@@ -115,19 +122,31 @@ class _Passes:
     called: frozenset[str] = frozenset()
     modules: dict[str, _Module] = field(default_factory=dict)
 
-    def take(self, shapes: Any, condition: Any, found: Mapping[str, list[Operation]]) -> Iterator[_Change]:
+    def take(
+        self, shapes: Any, condition: Any, found: Mapping[str, list[Operation]], casts: Mapping[str, int]
+    ) -> Iterator[_Change]:
         """Take in a pass; yield what its modules do otherwise than before."""
         called, same_condition = frozenset(found), condition == self.condition
         same_calls, same_shapes = called == self.called, shapes == self.shapes
         self.number, self.shapes, self.condition, self.called = self.number + 1, shapes, condition, called
+        recast = [m for m, known in self.modules.items() if m in found and casts.get(m, 0) != known.casts.usual]
         for module, operations in found.items():
             known = self.modules.get(module)
             if known is None or not same_condition:
-                self.modules[module] = _module_of(operations, self.number, known)
+                self.modules[module] = _module_of(operations, casts.get(module, 0), self.number, known)
                 continue
             alike = same_shapes, same_shapes and same_calls
+            yield from self._changed_casts(module, known.casts, casts.get(module, 0), is_common=len(recast) >= MANY)
             for text, kind, lasted in _changes(known, operations, self.number, alike):
                 yield module, text, kind, lasted
+
+    def _changed_casts(self, module: str, held: _Held, casts: int, *, is_common: bool) -> Iterator[_Change]:
+        """Yield that a module alone casts more or fewer tensors than before; autocast makes many modules do so."""
+        usual = held.usual
+        if is_common and casts != usual:
+            held.usual, held.since = casts, self.number
+        elif held.take(casts, self.number, SEEN, LASTS):
+            yield module, f"number of casts: {usual} → {casts}", OTHER_ARGUMENT if held.varies else PASSING, held.lasted
 
 
 class OperationChanges:
@@ -173,7 +192,7 @@ class OperationChanges:
         found = self._pass.read(tensor for _, tensor in outputs)
         if found:
             passes = self._passes[root.name, root.vpp_stage]
-            for change in passes.take(self._shapes, _condition_of(root.module), found):
+            for change in passes.take(self._shapes, _condition_of(root.module), found, self._pass.casts):
                 self._append(root, *change)
 
     def _append(self, root: NamedModule, module: str, text: str, kind: float, lasted: int) -> None:
@@ -198,10 +217,10 @@ def _structure_of(operations: list[Operation]) -> tuple[Any, ...]:
     return tuple((operation.name, operation.sources) for operation in operations)
 
 
-def _module_of(operations: list[Operation], number: int, before: _Module | None) -> _Module:
+def _module_of(operations: list[Operation], casts: int, number: int, before: _Module | None) -> _Module:
     """Return what is known of a module after one pass; what varied before varies still."""
     held = _Held(_structure_of(operations), number, varies=before is not None and before.structure.varies)
-    return _Module(held, tuple(operation.arguments for operation in operations))
+    return _Module(held, _Held(casts, number), tuple(operation.arguments for operation in operations))
 
 
 def _changes(
@@ -248,10 +267,10 @@ def _changed_arguments(
             held = known.held.setdefault(place, _Held(values[key], known.structure.since))
             usual = held.usual
             held.varies |= value != usual and not same_shapes
-            if held.take(value, number, SEEN, LASTS_FOR_FEWER if f"_saved_{key}" in MASKS else LASTS):
+            if held.take(value, number, SEEN, LASTS_FOR_FEWER if _is_table(key, value) else LASTS):
                 kind = _kind_of(key, usual, value) if held.varies else PASSING
-                text = f"{'factor' if key == 'other' else key} of {_name(operations[at].name)}"
-                yield f"{text}: {_shown(usual)} → {_shown(value)}", kind, held.lasted
+                text = f"{'factor' if key == OTHER else key} of {_name(operations[at].name)}"
+                yield f"{text}: {_shown(key, usual)} → {_shown(key, value)}", kind, held.lasted
 
 
 def _is_checkpoint(structure: tuple[Any, ...]) -> bool:
@@ -315,7 +334,16 @@ def _name(node: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub(r"Backward\d*$", "", node)).lower()
 
 
-def _shown(value: Argument) -> str:
+def _is_table(key: str, value: Argument) -> bool:
+    return isinstance(value, tuple) and key in TABLES
+
+
+def _shown(key: str, value: Argument) -> str:
+    if isinstance(value, tuple) and _is_table(key, value):
+        is_mask = f"_saved_{key}" in MASKS and isinstance(value[-1], int)
+        return (
+            f"{value[-1]} of {math.prod(value[:-1])} elements" if is_mask else f"a table with the sum {value[-1]:.6g}"
+        )
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)

@@ -7,6 +7,7 @@ the numbers at which a module was entered and left tell which operations are its
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
@@ -22,14 +23,21 @@ MOST_CALLS: Final = 5_000
 MOST_MASKED: Final = 1 << 20
 """Elements of a mask that are counted, some 30 µs; a larger mask has no count."""
 
+MOST_SUMMED: Final = 1 << 16
+"""Elements of a constant table that are summed, some 20 µs."""
+
+OTHER: Final = "other"
 FACTORS: Final = frozenset({"MulBackward0", "DivBackward0"})
-"""Nodes that save the number by which a program multiplies or divides, as a tensor without axes."""
+"""Nodes that save as `other` by what a program multiplies or divides: a number, or a table as of rotary positions."""
 
 MASKS: Final = frozenset({"_saved_mask", "_saved_condition", "_saved_attn_mask", "_saved_attn_bias"})
 """What nodes save of masks, of bools or not."""
 
+PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "GatherBackward0"})
+"""Nodes that save, as `indices` or `index`, which rows were taken: positions are the same in each pass."""
+
 CAST: Final = "ToCopyBackward0"
-"""The node of a cast, which is left out: autocast makes them, and dtypes have their own rows."""
+"""The node of a cast, which is only counted: autocast makes many of them."""
 
 _LARGE: Final = 1 << 63
 _ABSENT: Final = object()
@@ -66,6 +74,7 @@ class PassOperations:
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
         self._thread = 0
+        self.casts: Counter[str] = Counter()
         self._kinds: dict[type, tuple[str, list[_Reader]]] = {}
 
     def begin(self) -> None:
@@ -93,7 +102,11 @@ class PassOperations:
         return not self._open
 
     def read(self, outputs: Iterable[Tensor]) -> dict[str, list[Operation]] | None:
-        """Return the operations of each module that was called, in their order; None where they are too many."""
+        """Return the operations of each module that was called, in their order; None where they are too many.
+
+        `casts` counts those of each module, which are not among them.
+        """
+        self.casts.clear()
         nodes = _nodes_behind(outputs, self._calls[0].begin) if self._calls else None
         if nodes is None:
             return None
@@ -104,12 +117,14 @@ class PassOperations:
         for (node, (_, sources)), module in zip(ordered, owners, strict=True):
             name, readers = self._kind(node)
             if name == CAST:
+                self.casts[module] += 1
                 continue
             own = found[module]
             place = len(own)
             places[node] = module, place
             of = tuple([_source(source, number, places, module, place) for source, number in sources])
-            own.append(Operation(name, of, _arguments(node, readers) if readers else ()))
+            constants = _arguments(node, readers, sources) if readers else ()
+            own.append(Operation(name, of, constants))
         return found
 
     def _kind(self, node: Any) -> tuple[str, list[_Reader]]:
@@ -140,10 +155,12 @@ def _number_of(item: tuple[Any, tuple[int, Any]]) -> int:
     return item[1][0]
 
 
-def _arguments(node: Any, readers: list[_Reader]) -> tuple[tuple[str, Argument], ...]:
+def _arguments(node: Any, readers: list[_Reader], sources: Any) -> tuple[tuple[str, Argument], ...]:
     """Return the constants of a node by name, without unpacking what hooks of saved tensors hold."""
     found = []
     for key, attribute, is_tensor in readers:
+        if key == OTHER and sources[-1][0] is not None:
+            continue  # it needs a gradient: no constant
         value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
         if value is not _ABSENT:
             found.append((key, value))
@@ -197,26 +214,31 @@ def _readers_of(kind: type) -> list[_Reader]:
             continue
         if raw not in attributes:
             found.append((attribute.removeprefix("_saved_"), attribute, False))
-        elif attribute in MASKS or (kind.__name__ in FACTORS and attribute == "_saved_other"):
+            continue
+        is_factor = kind.__name__ in FACTORS and attribute == f"_saved_{OTHER}"
+        is_place = kind.__name__ in PLACES and attribute in {"_saved_indices", "_saved_index"}
+        if attribute in MASKS or is_factor or is_place:
             found.append((attribute.removeprefix("_saved_"), raw, True))
     return found
 
 
 def _of_tensor(saved: Any) -> Any:
-    """Return the number that a saved tensor without axes holds, or (shape, set elements) of a mask, in host memory.
+    """Return the number that a saved tensor without axes holds, (shape, set elements) of a mask, or (shape, sum).
 
-    Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is unpacked: what they hold is left out,
-    and where this torch cannot say whether there are any, all is.
+    Only what is in host memory is read. Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is
+    unpacked: what they hold is left out, and where this torch cannot say whether there are any, all is.
     """
     if getattr(saved, "unpack_hook", saved) is not None:
         return _ABSENT
     tensor = saved.data
-    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_complex():
         return _ABSENT
-    if tensor.dtype is torch.bool:
-        return (*tensor.shape, int(tensor.sum())) if tensor.numel() <= MOST_MASKED else _ABSENT
-    is_number = tensor.ndim == 0 and not tensor.requires_grad and not tensor.is_complex()
-    return _plain(tensor.item()) if is_number else _ABSENT
+    if tensor.ndim == 0:
+        return _plain(tensor.item())
+    if tensor.numel() > (MOST_MASKED if tensor.dtype is torch.bool else MOST_SUMMED):
+        return _ABSENT
+    total = tensor.detach().sum().item()
+    return (*tensor.shape, float(f"{total:.6g}") if isinstance(total, float) else total)  # threads may sum otherwise
 
 
 def _plain(value: Any) -> Any:

@@ -82,7 +82,8 @@ def test_a_wrong_output_is_found_and_its_module_named(tmp_path):
     model, now = net(), {"step": 0}
 
     def wrong(module, args, output):
-        return output.clone().index_fill_(1, torch.tensor([3]), 0.0) if now["step"] >= 20 else output
+        if now["step"] >= 20:
+            output.data[:, 3] = 0.0  # no operation of the graph, as the device does it
 
     model[3].register_forward_hook(wrong)
     _, _, found = train(tmp_path, model, step_hook=lambda step: now.update(step=step))

@@ -38,13 +38,14 @@ class Mixer(nn.Module):
         super().__init__()
         self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
         self.scale, self.approximate, self.masked, self.act, self.residual = 0.25, "none", 1, F.gelu, True
-        self.repeats, self.drop, self.detached = 1, False, False
+        self.repeats, self.drop, self.detached, self.halves = 1, False, False, False
 
     def forward(self, x):
         mask = torch.ones(8, 8, dtype=torch.bool).triu(self.masked)
         y = self.inner(x) * self.scale
         y = F.gelu(y, approximate=self.approximate) if self.act is F.gelu else self.act(y)
         y = y.masked_fill(mask[: len(y)], 0.0)
+        y = y.half().float() if self.halves else y
         for _ in range(self.repeats):
             y = y.tanh()
         if not self.drop:
@@ -61,10 +62,11 @@ class Net(nn.Module):
         return self.second(self.first(x)).sum(-1)
 
 
-def changes(change, passes=60, at=40, *, rows=lambda step: 8, autocast=lambda step: False):
+def changes(change, passes=60, at=40, *, rows=lambda step: 8, autocast=lambda step: False, change_net=lambda net: None):
     """Return the rows of a run in which `change(net, step)` is called before each pass from `at` on."""
     torch.manual_seed(0)
     net, told = Net(), Rows()
+    change_net(net)
     watched = OperationChanges(told, Guard(), enabled=True)
     named = {module: NamedModule(name, module, 0) for name, module in net.named_modules()}
     for module in named:
@@ -91,10 +93,11 @@ def setting(name, value):
         ("scale", 0.5, "factor of mul: 0.25 → 0.5", OTHER_ARGUMENT, 2),
         ("scale", -0.25, "factor of mul: 0.25 → -0.25", OTHER_ARGUMENT, 2),
         ("scale", 0.26, "factor of mul: 0.25 → 0.26", MOVED_ARGUMENT, 2),
-        ("masked", 2, "mask of masked_fill: (8, 8, 28) → (8, 8, 21)", OTHER_ARGUMENT, 3),
+        ("masked", 2, "mask of masked_fill: 28 of 64 elements → 21 of 64 elements", OTHER_ARGUMENT, 4),
+        ("halves", True, "number of casts: 0 → 2", OTHER_ARGUMENT, 2),
         ("act", torch.relu, "operations: with relu, without gelu", OTHER_OPERATIONS, 2),
-        ("residual", False, "operations: without add", OTHER_OPERATIONS, 3),
-        ("repeats", 2, "operations: with tanh", OTHER_OPERATIONS, 3),
+        ("residual", False, "operations: without add", OTHER_OPERATIONS, 4),
+        ("repeats", 2, "operations: with tanh", OTHER_OPERATIONS, 4),
     ],
 )
 def test_another_constant_or_operation_has_a_row_until_it_has_lasted(name, value, text, kind, passes):
@@ -139,6 +142,29 @@ def test_other_shapes_autocast_and_modes_are_taken_as_they_are():
     assert changes(evaluated) == []
 
 
+@pytest.mark.parametrize("rotary", [True, False])
+def test_positions_that_are_off_by_one_have_a_row(rotary):
+    """Rotary positions are a table by which a program multiplies; learned ones are rows of a table of weights."""
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.offset = nn.Embedding(20, 8), 0
+
+        def forward(self, x):
+            places = torch.arange(8) + self.offset
+            return x * places[:, None].cos() if rotary else x + self.table(places)
+
+    def later(net, step):
+        net.second.outer.offset = 1
+
+    told = changes(later, change_net=lambda net: setattr(net.second, "outer", Positions()))
+    module = "second.outer" if rotary else "second.outer.table"
+    what = "factor of mul" if rotary else "indices of embedding"
+    assert told[-1][0].startswith(f"operations.{module}: {what}: a table with the sum ")
+    assert [kind for *_, kind in told] == [PASSING, PASSING, PASSING, OTHER_ARGUMENT]
+
+
 def test_numbers_that_are_random_have_no_rows():
     def shaken(net, step):
         net.second.scale = random.Random(step).random()
@@ -148,7 +174,7 @@ def test_numbers_that_are_random_have_no_rows():
 
 def test_a_young_run_has_no_rows():
     assert changes(setting("act", torch.relu), at=4) == []
-    assert changes(setting("residual", False), at=15) == []
+    assert changes(setting("residual", False), at=7) == []
 
 
 def test_the_number_of_rows_is_bounded(monkeypatch):
