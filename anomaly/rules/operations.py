@@ -65,4 +65,4 @@ class OperationsRule(Rule):
         what, _, values = anomaly.statistic.partition(": ")
         was, _, now = values.partition(" → ")
         change = f"its operations are others ({was})" if what == STRUCTURE else f"{what} is {now}, and was {was}"
-        return f"the forward pass of {subject} was changed by step {anomaly.step}: {change}"
+        return f"the forward pass of {subject} is another at step {anomaly.step}: {change}"

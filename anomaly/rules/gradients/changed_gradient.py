@@ -25,15 +25,16 @@ TOLERANCE: Final = 1e-3
 TOGETHER: Final = 0.1
 """Share of the gradients that may be changed at once by a fault; a loop that begins to add noise changes all."""
 
-_COMPARED: Final = np.array([MIN, MAX, MEAN])
+_COMPARED: Final = np.array([MIN, MAX, MEAN, NORM])
 
 
 class ChangedGradientRule(Rule):
     """Compares each gradient with itself before the reduction, where that is read: with one rank nothing may change it.
 
     Clipping by norm, the loss scale and averaging multiply a gradient by a factor, which the norms give; its extremes
-    and its mean follow. A sign, single elements, a part, or the tensor of another parameter do not. Clipping by value
-    makes extremes smaller, and is left out.
+    and its mean follow. A sign, single elements, a part, or the tensor of another parameter do not. Where the factor of
+    a parameter was that of most others, it still is: clipping leaves none out. Clipping by value makes extremes smaller,
+    and is no finding.
     """
 
     name: ClassVar[str] = "changed_gradient"
@@ -97,12 +98,17 @@ class ChangedGradientRule(Rule):
 
 
 def _differences(left: Floats, used: Floats, numel: Floats) -> tuple[Floats, Floats]:
-    """Return by how much extremes and means differ from those before, scaled alike, and what these give; (n, 3)."""
-    factor = (used[:, NORM] / left[:, NORM])[:, None]
-    expected = factor * left[:, _COMPARED]
+    """Return by how much gradients differ from those before, scaled alike, and what these give, both (n, 4).
+
+    Extremes and mean are scaled by the norms' own factor, and the norm by the usual one of all parameters.
+    """
+    factor = used[:, NORM] / left[:, NORM]
+    expected = factor[:, None] * left[:, _COMPARED]
+    expected[:, -1] = np.nanmedian(factor) * left[:, NORM]
     size = np.abs(expected[:, :2]).max(axis=1)
     usual = used[:, NORM] / np.sqrt(numel)
-    found: Floats = np.abs(used[:, _COMPARED] - expected) / np.stack((size, size, usual), axis=1)
+    unit = np.stack((size, size, usual, expected[:, -1]), axis=1)
+    found: Floats = np.abs(used[:, _COMPARED] - expected) / unit
     return found, expected
 
 

@@ -331,6 +331,7 @@ def _name(node: str) -> str:
     >>> _name("NativeLayerNormBackward0")
     'native_layer_norm'
     """
+    node = node.rpartition("::")[2]  # torch::autograd::CopySlices
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub(r"Backward\d*$", "", node)).lower()
 
 

@@ -58,4 +58,4 @@ def test_other_operations_of_many_modules_are_switched_on_purpose(alone, modules
 )
 def test_the_sentence_says_what_was_changed(change, says):
     anomaly = Anomaly(60, 0, 0, 0, "mlp", "training", change, 2.0, np.nan, 60.0, "option_change", "operations")
-    assert OperationsRule.sentence(anomaly, "mlp") == f"the forward pass of mlp was changed by step 60: {says}"
+    assert OperationsRule.sentence(anomaly, "mlp") == f"the forward pass of mlp is another at step 60: {says}"

@@ -66,16 +66,26 @@ def test_a_gradient_that_is_changed_after_the_backward_pass_is_named_at_its_step
     "change",
     [
         lambda name, step, g: g,
-        lambda name, step, g: g * np.float32(0.1 + step % 7 + len(name)),
+        lambda name, step, g: g * np.float32(0.1 + step % 7),
+        lambda name, step, g: g * np.float32(0.1 + (step + 3) % 7) if name in NAMES[:3] else g,
         lambda name, step, g: g.clip(-1.5, 1.5) if step % 5 == 4 else g,
         lambda name, step, g: g + np.float32(0.1) if step >= FAULT else g,
         lambda name, step, g: np.random.default_rng(step).normal(size=16).astype(np.float32),
         lambda name, step, g: np.zeros_like(g) if name == NAMES[1] else g,
     ],
-    ids=["plain", "scaled", "clipped by value", "noise to all", "of other ranks", "zero"],
+    ids=["plain", "scaled", "clipped in two groups", "clipped by value", "noise to all", "of other ranks", "zero"],
 )
 def test_what_programs_do_to_gradients_is_no_finding(alone, change):
     assert judge(alone, change, clip=lambda step: 1 / (1 + step % 3)) == []
+
+
+def test_a_gradient_that_clipping_leaves_out_is_named(alone):
+    def change(name, step, gradient):
+        return gradient * np.float32(2) if name == NAMES[5] and step >= FAULT else gradient  # against the factor 1/2
+
+    [finding] = judge(alone, change)
+    assert finding.statistic == "norm"
+    assert finding.value == pytest.approx(2 * finding.expected)
 
 
 def test_the_sentence_gives_both_numbers():
