@@ -33,8 +33,8 @@ class ChangedGradientRule(Rule):
 
     Clipping by norm, the loss scale and averaging multiply a gradient by a factor, which the norms give; its extremes
     and its mean follow. A sign, single elements, a part, or the tensor of another parameter do not. Where the factor of
-    a parameter was that of most others, it still is: clipping leaves none out. Clipping by value makes extremes smaller,
-    and is no finding.
+    a parameter was that of most others, it still is, as clipping leaves none out. Clipping by value, which shrinks the
+    extremes, is no finding.
     """
 
     name: ClassVar[str] = "changed_gradient"

@@ -9,10 +9,17 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, UNDERFLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.gradients.module_totals import ModuleTotals
+from trainsentry.anomaly.rules.gradients.module_totals import ModuleTotals, StepGradients
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, medians, rows_where
-from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_INPUT, GRADIENT, Layout, Series
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
+    GRADIENT,
+    TRAINING_MODE,
+    Layout,
+    Series,
+)
 
 SCORE: Final = 50.0
 """Deviations: above every spike of healthy runs, below the rules whose bounds hold for any run."""
@@ -65,13 +72,16 @@ class GradientGainRule(Rule):
     """
 
     name: ClassVar[str] = "gradient_gain"
-    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_INPUT, ACTIVATION_GRAD_OUTPUT})
+    quantities: ClassVar[frozenset[str]] = frozenset(
+        {GRADIENT, ACTIVATION_INPUT, ACTIVATION_GRAD_OUTPUT, TRAINING_MODE}
+    )
     statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._totals = arrays.shared(ModuleTotals)
         self._is_large = arrays.layouts.column(bool, of=_is_large)
         series, number = arrays.series, count()
+        self._is_mode = series.column(bool, of=lambda s: s.quantity.startswith(TRAINING_MODE))
         ids: list[int] = []  # the series of weights: few of all have a gain, so that the others take no memory for one
 
         def note(first: int, new: Sequence[Series]) -> None:
@@ -91,8 +101,12 @@ class GradientGainRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the weights of the step before this one whose gradients are wrong; a step may have several records."""
         given = self._totals.ended_by(observed)
-        if given is None:
-            return []
+        found = [] if given is None else self._take(given)
+        if self._is_mode.values[observed.record.where].any():
+            self._forget(slice(None))  # a norm in evaluation mode hands on the mean of its gradients, too
+        return found
+
+    def _take(self, given: StepGradients) -> list[Finding]:
         got = np.sqrt(given.output_squares) * np.sqrt(given.input_squares)
         usable = (got > 0) & np.isfinite(got) & np.isfinite(given.norms) & self._is_large.values[given.layouts]
         usable &= self._weight_of.values[given.ids] != NO_WEIGHT
@@ -149,7 +163,7 @@ class GradientGainRule(Rule):
         self._forget(ids[shifted])
         return found if len(found) <= max(1, MOST_AT_ONCE * len(ids)) else []
 
-    def _forget(self, ids: Integers) -> None:
+    def _forget(self, ids: Integers | slice) -> None:
         self._count.values[ids] = 0
 
     def _finding(self, weight: int, kind: str, factor: float, step: int) -> Finding:

@@ -21,7 +21,7 @@ class Gains:
         self.records.layout = self.records.table.layout_id(Layout((8, 8), "float32", 64))
         self.judge = alone(GradientGainRule, self.records.table)
 
-    def step(self, step, factors=(), parts=1):
+    def step(self, step, factors=(), parts=1, modes=()):
         """Judge a record; `factors` are those of some modules' gradients."""
         inputs = {(f"{m}.input.0", "activation_input"): 1.0 for m in MODULES}
         outputs = {
@@ -30,14 +30,14 @@ class Gains:
             for part in range(parts)
         }
         gradients = {(f"{m}.{self.leaf}", "gradient"): 1.0 for m in MODULES}
-        record = self.records.step(step, {**inputs, **outputs, **gradients})
+        record = self.records.step(step, {**inputs, **outputs, **gradients, **{(m, m): 0.0 for m in modes}})
         n = len(MODULES)
         got_in, got_out = self.draw.uniform(1, 10, n), self.draw.uniform(1, 10, n)
         gains = np.exp(0.05 * self.draw.standard_normal(n)) * np.array([dict(factors).get(m, 1.0) for m in MODULES])
         clipped = self.draw.uniform(0.1, 1)
         record.values[:n, NORM] = got_in
         record.values[n : n + n * parts, NORM] = np.repeat(got_out, parts) / np.sqrt(parts)
-        record.values[n + n * parts :, NORM] = got_in * got_out * gains * clipped
+        record.values[n + n * parts : 2 * n + n * parts, NORM] = got_in * got_out * gains * clipped
         return self.judge(record)
 
 
@@ -65,6 +65,15 @@ def test_what_many_layers_do_together_is_no_fault(gains):
     many = [(m, 2.0) for m in MODULES[:5]]
     assert [f for s in range(AT) for f in gains.step(s)] == []
     assert [f for s in range(AT, AT + 40) for f in gains.step(s, many)] == []
+
+
+@pytest.mark.parametrize("switched", [True, False])
+def test_norms_that_are_switched_to_evaluation_change_gains_by_right(gains, switched):
+    assert [f for s in range(AT) for f in gains.step(s)] == []
+    modes = ["training_mode.norm"] if switched else []
+    found = gains.step(AT, {"layers.2": 2.0}.items(), modes=modes)
+    found += [f for s in range(AT + 1, AT + 80) for f in gains.step(s, {"layers.2": 2.0}.items())]
+    assert len(found) == (not switched)
 
 
 def test_a_gain_that_falls_is_no_fault(gains):
