@@ -210,6 +210,8 @@ def _condition_of(module: nn.Module) -> Any:
     parameters = list(module.parameters())
     trained = sum(p.requires_grad for p in parameters)
     device = parameters[0].device.type if parameters else "cpu"
+    if not torch.amp.is_autocast_available(device):
+        return modes, trained
     return modes, trained, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 

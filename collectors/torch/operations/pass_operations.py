@@ -39,6 +39,9 @@ PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "Gather
 CAST: Final = "ToCopyBackward0"
 """The node of a cast, which is only counted: autocast makes many of them."""
 
+TELLS_HOOKS: Final = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+"""Whether this torch tells which saved tensors have hooks; where it does not, none is looked at."""
+
 _LARGE: Final = 1 << 63
 _ABSENT: Final = object()
 
@@ -217,7 +220,7 @@ def _readers_of(kind: type) -> list[_Reader]:
             continue
         is_factor = kind.__name__ in FACTORS and attribute == f"_saved_{OTHER}"
         is_place = kind.__name__ in PLACES and attribute in {"_saved_indices", "_saved_index"}
-        if attribute in MASKS or is_factor or is_place:
+        if TELLS_HOOKS and (attribute in MASKS or is_factor or is_place):
             found.append((attribute.removeprefix("_saved_"), raw, True))
     return found
 
@@ -226,9 +229,9 @@ def _of_tensor(saved: Any) -> Any:
     """Return the number that a saved tensor without axes holds, (shape, set elements) of a mask, or (shape, sum).
 
     Only what is in host memory is read. Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is
-    unpacked: what they hold is left out, and where this torch cannot say whether there are any, all is.
+    unpacked: what they hold is left out.
     """
-    if getattr(saved, "unpack_hook", saved) is not None:
+    if saved.unpack_hook is not None:
         return _ABSENT
     tensor = saved.data
     if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_complex():
