@@ -144,7 +144,7 @@ class _Passes:
         """Yield that a module alone casts more or fewer tensors than before; autocast makes many modules do so."""
         usual = held.usual
         if is_common and casts != usual:
-            held.usual, held.since = casts, self.number
+            held.usual, held.since, held.lasted = casts, self.number, 0
         elif held.take(casts, self.number, SEEN, LASTS):
             yield module, f"number of casts: {usual} → {casts}", OTHER_ARGUMENT if held.varies else PASSING, held.lasted
 
@@ -154,9 +154,9 @@ class OperationChanges:
 
     The row's statistics hold the number of passes that the change has lasted, and its value says of which kind it is.
     One pass of each outermost module in a step is read, where gradients are enabled and no mode is active that changes
-    operations. Where a module of it was switched between training and evaluation, or another number of
-    parameters is trained, or autocast was switched, what changes with it is taken as it is. Where
-    other modules are called than in the pass before, nothing that is otherwise has a row.
+    operations. Where a module of it was switched between training and evaluation, another number of parameters is
+    trained, or autocast was switched, what changes with it is taken as it is. Where other modules are called than in
+    the pass before, other operations have no row.
     """
 
     def __init__(self, rows: StepRows, guard: Guard, *, enabled: bool) -> None:
