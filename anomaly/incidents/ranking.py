@@ -11,8 +11,11 @@ from trainsentry.anomaly.anomaly import (
     DRIFTS,
     DTYPE_CHANGE,
     FROZEN,
+    LARGEST,
     MODE_CHANGE,
+    NONFINITE,
     OPTION_CHANGE,
+    OVERFLOW,
     PRECISION,
     REPLICA_MISMATCH,
     UNDERFLOW,
@@ -54,6 +57,9 @@ SAME_FACTOR: Final = 1.5
 
 SET_BY_OTHERS: Final = frozenset({ConstantBufferRule.name, BufferWritesRule.name})
 """Detectors of buffers to which neither an update nor a pass has written."""
+
+BROKEN: Final = frozenset({DEAD, NONFINITE, OVERFLOW})
+"""Kinds of outputs that tell more of a module than the operations by which they came."""
 
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
@@ -200,6 +206,8 @@ class _Effects:
     `unequal_since` is the first step at which a gradient of a name differed between ranks. `vanished` are the ranks
     whose first bad gradients were all too small. `options_since` is the first step with a bad option of an optimizer.
     `unused_since` is the step since which updates are missing of a module, by rank and name, whose output is another.
+    `broken` are the modules, by rank and name, whose own output is dead or beyond its dtype; `with_set_buffers`
+    the ranks of which something has set one.
     """
 
     bad_gradients_since: dict[int, int]
@@ -208,6 +216,8 @@ class _Effects:
     vanished: frozenset[int]
     options_since: dict[int, int]
     unused_since: dict[tuple[int, str], int]
+    broken: frozenset[tuple[int, str]]
+    with_set_buffers: frozenset[int]
 
     @classmethod
     def of(cls, candidates: list[Anomaly], parameters: int) -> "_Effects":
@@ -226,7 +236,20 @@ class _Effects:
         for anomaly in sorted((a for a in candidates if a.quantity == OPTIMIZER), key=lambda a: a.step):
             options.setdefault(anomaly.rank, anomaly.step)
         vanished = frozenset(since.keys() - others)
-        return cls(since, everywhere, unequal, vanished, options, _unused_modules(candidates))
+        broken = frozenset(
+            _module_of(a)
+            for a in candidates
+            if a.quantity == ACTIVATION_OUTPUT and a.kind in BROKEN and not a.passed_on
+        )
+        buffers = frozenset(a.rank for a in candidates if a.detector in SET_BY_OTHERS)
+        return cls(since, everywhere, unequal, vanished, options, _unused_modules(candidates), broken, buffers)
+
+    def tell(self, anomaly: Anomaly) -> bool:
+        """Whether values say more than other operations do: a hook breaks an output, or a mask is a buffer.
+
+        Operations that have not been others for some passes yet say less than any value.
+        """
+        return not anomaly.alarm or anomaly.rank in self.with_set_buffers or _module_of(anomaly) in self.broken
 
     def explain(self, anomaly: Anomaly, step: int) -> bool:
         """Whether an earlier update by bad gradients explains a weight or state that is abnormal since a step."""
@@ -280,6 +303,13 @@ def _place_unused(anomaly: Anomaly, step: int, since: int) -> Ranked:
     return Ranked(replace(anomaly, passed_on=True), step, precedes=False)
 
 
+def _place_changed(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked:
+    """Return the place of what only code changes: ahead of all else, unless it is operations, and values say more."""
+    if anomaly.detector == OperationsRule.name and effects.tell(anomaly):
+        return Ranked(replace(anomaly, order=LARGEST), step, precedes=False)
+    return Ranked(anomaly, began if anomaly.last_clean < began else step, precedes=True)
+
+
 def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked:
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
@@ -290,7 +320,7 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):
         return _place_unused(anomaly, step, unused)
     if _is_changed_by_code(anomaly):
-        return Ranked(anomaly, began if anomaly.last_clean < began else step, precedes=True)
+        return _place_changed(anomaly, step, began, effects)
     if anomaly.quantity == ACTIVATION_OUTPUT and anomaly.rank in effects.vanished:
         began = effects.bad_gradients_since[anomaly.rank]
         is_cause = anomaly.last_clean < began < step
