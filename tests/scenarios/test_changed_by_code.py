@@ -92,7 +92,8 @@ def test_a_mask_that_is_lost_between_two_modules_is_named_by_default(tmp_path, m
         nn.functional.cross_entropy(watched(inputs).flatten(0, -2), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
-    monitor.flush()
+        if step >= FAULT:
+            monitor.flush()  # on a busy machine, too, the steps after the first suspicion are sampled
     assert len(monitor.incidents) == lost
     for incident in monitor.incidents:
         said = [suspect.evidence for suspect in incident.suspects]
