@@ -1,6 +1,5 @@
 """A module whose forward pass computes something else than in its passes before: its code, or a constant, changed."""
 
-from collections import deque
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -13,9 +12,6 @@ from trainsentry.collectors.statistics import MIN, VALUE
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as only code changes what a module computes."""
-
-PASSES: Final = 5
-"""Passes whose steps are known: more than a change must last before it is told."""
 
 MANY: Final = 3
 """Modules that change at once on purpose: somebody switches on adapters, quantisation or another kind of attention."""
@@ -38,7 +34,8 @@ class OperationsRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         prefix = f"{OPERATIONS}."
-        self._sampled: deque[int] = deque([-1] * PASSES, PASSES)
+        self._sampled = -1, -1  # the newest two steps with activations
+        self._began: dict[tuple[str, str], tuple[int, int]] = {}  # of a module's change: its first step, the one before
         self._is_output = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
         self._is_change = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
 
@@ -46,17 +43,21 @@ class OperationsRule(Rule):
         """Return a finding for each change."""
         record, found = observed.record, []
         rows = rows_where(self._is_change.values[record.where]).tolist()
-        if self._sampled[-1] != record.step and (rows or self._is_output.values[record.where].any()):
-            self._sampled.append(record.step)
         names = [observed.table.series[record.ids[row]].name.partition(".")[2] for row in rows]
         changes = [name.partition(": ")[::2] for name in names]
         is_common = len({module for module, change in changes if change.startswith(STRUCTURE)}) >= MANY
         for row, (module, change) in zip(rows, changes, strict=True):
-            kind, lasted = float(record.values[row, VALUE]), min(int(record.values[row, MIN]), PASSES - 1)
+            kind, is_first = float(record.values[row, VALUE]), record.values[row, MIN] <= 1
+            place = module, change.partition(": ")[0]
+            if is_first or place not in self._began:
+                self._began[place] = record.step, max((s for s in self._sampled if s < record.step), default=-1)
+            step, before = self._began[place]
             alarm = kind in (OTHER_OPERATIONS, OTHER_ARGUMENT) and not (is_common and change.startswith(STRUCTURE))
             detail = (OPTION_CHANGE, self.name, change, kind, 0.0, SCORE, alarm)
             finding = Finding(int(record.ids[row]), row, *detail, passed_on=False, name=module, quantity="training")
-            found.append(replace(finding, step=self._sampled[-lasted], last_clean=self._sampled[-1 - lasted]))
+            found.append(replace(finding, step=step, last_clean=before))
+        if record.step != self._sampled[-1] and self._is_output.values[record.where].any():
+            self._sampled = self._sampled[-1], record.step
         return found
 
     @staticmethod
