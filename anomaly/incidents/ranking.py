@@ -59,7 +59,7 @@ SET_BY_OTHERS: Final = frozenset({ConstantBufferRule.name, BufferWritesRule.name
 """Detectors of buffers to which neither an update nor a pass has written."""
 
 BROKEN: Final = frozenset({DEAD, NONFINITE, OVERFLOW})
-"""Kinds of outputs that tell more of a module than the operations by which they came."""
+"""Kinds of an output's anomalies that say more than the operations by which it came, or any other of the series."""
 
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
@@ -188,9 +188,9 @@ def _is_off_by(anomaly: Anomaly, factor: float | None) -> bool:
     return factor / SAME_FACTOR <= ratio <= factor * SAME_FACTOR
 
 
-def strength(anomaly: Anomaly) -> tuple[int, bool, bool, float]:
-    """Return the sort key of one series' anomalies: the earliest, the certain kinds, alarms, the strongest."""
-    return anomaly.step, anomaly.kind not in CERTAIN, not anomaly.alarm, -anomaly.score
+def strength(anomaly: Anomaly) -> tuple[int, bool, bool, bool, float]:
+    """Return the sort key of one series' anomalies: the earliest, certain kinds, alarms, broken ones, the strongest."""
+    return anomaly.step, anomaly.kind not in CERTAIN, not anomaly.alarm, anomaly.kind not in BROKEN, -anomaly.score
 
 
 def _step_of(anomaly: Anomaly, drifts: int) -> int:
@@ -206,8 +206,7 @@ class _Effects:
     `unequal_since` is the first step at which a gradient of a name differed between ranks. `vanished` are the ranks
     whose first bad gradients were all too small. `options_since` is the first step with a bad option of an optimizer.
     `unused_since` is the step since which updates are missing of a module, by rank and name, whose output is another.
-    `broken` are the modules, by rank and name, whose own output is dead or beyond its dtype; `with_set_buffers`
-    the ranks of which something has set one.
+    `with_set_buffers` are the ranks of which something has set a buffer.
     """
 
     bad_gradients_since: dict[int, int]
@@ -216,7 +215,6 @@ class _Effects:
     vanished: frozenset[int]
     options_since: dict[int, int]
     unused_since: dict[tuple[int, str], int]
-    broken: frozenset[tuple[int, str]]
     with_set_buffers: frozenset[int]
 
     @classmethod
@@ -236,20 +234,15 @@ class _Effects:
         for anomaly in sorted((a for a in candidates if a.quantity == OPTIMIZER), key=lambda a: a.step):
             options.setdefault(anomaly.rank, anomaly.step)
         vanished = frozenset(since.keys() - others)
-        broken = frozenset(
-            _module_of(a)
-            for a in candidates
-            if a.quantity == ACTIVATION_OUTPUT and a.kind in BROKEN and not a.passed_on
-        )
         buffers = frozenset(a.rank for a in candidates if a.detector in SET_BY_OTHERS)
-        return cls(since, everywhere, unequal, vanished, options, _unused_modules(candidates), broken, buffers)
+        return cls(since, everywhere, unequal, vanished, options, _unused_modules(candidates), buffers)
 
     def tell(self, anomaly: Anomaly) -> bool:
-        """Whether values say more than other operations do: a hook breaks an output, or a mask is a buffer.
+        """Whether values say more than other operations do: a mask may be a buffer, which was set.
 
         Operations that have not been others for some passes yet say less than any value.
         """
-        return not anomaly.alarm or anomaly.rank in self.with_set_buffers or _module_of(anomaly) in self.broken
+        return not anomaly.alarm or anomaly.rank in self.with_set_buffers
 
     def explain(self, anomaly: Anomaly, step: int) -> bool:
         """Whether an earlier update by bad gradients explains a weight or state that is abnormal since a step."""
@@ -305,8 +298,10 @@ def _place_unused(anomaly: Anomaly, step: int, since: int) -> Ranked:
 
 def _place_changed(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked:
     """Return the place of what only code changes: ahead of all else, unless it is operations, and values say more."""
-    if anomaly.detector == OperationsRule.name and effects.tell(anomaly):
-        return Ranked(replace(anomaly, order=LARGEST), step, precedes=False)
+    if anomaly.detector == OperationsRule.name:
+        if effects.tell(anomaly):
+            return Ranked(replace(anomaly, order=LARGEST), step, precedes=False)
+        anomaly = replace(anomaly, order=-1)  # ahead of all that the pass computes
     return Ranked(anomaly, began if anomaly.last_clean < began else step, precedes=True)
 
 

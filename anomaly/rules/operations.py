@@ -5,6 +5,7 @@ from typing import ClassVar, Final
 
 from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.module_setting import MODEL
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_OUTPUT, OPERATIONS, OTHER_ARGUMENT, OTHER_OPERATIONS
@@ -23,8 +24,9 @@ STRUCTURE: Final = "operations"
 class OperationsRule(Rule):
     """Judges the rows of `operations`, which the collector makes of a change until it has lasted for some passes.
 
-    Where many modules compute by other operations from one step on, that explains an incident and makes none; so does a
-    number that moves by less than a fifth, and a change that has not lasted.
+    A finding names the module's output, which is computed otherwise. Where many modules compute by other operations
+    from one step on, that explains an incident and makes none; so does a number that moves by less than a fifth, and a
+    change that has not lasted.
     """
 
     name: ClassVar[str] = "operations"
@@ -54,7 +56,10 @@ class OperationsRule(Rule):
             step, before = self._began[place]
             alarm = kind in (OTHER_OPERATIONS, OTHER_ARGUMENT) and not (is_common and change.startswith(STRUCTURE))
             detail = (OPTION_CHANGE, self.name, change, kind, 0.0, SCORE, alarm)
-            finding = Finding(int(record.ids[row]), row, *detail, passed_on=False, name=module, quantity="training")
+            name = "output.0" if module == MODEL else f"{module}.output.0"
+            finding = Finding(
+                int(record.ids[row]), row, *detail, passed_on=False, name=name, quantity=ACTIVATION_OUTPUT
+            )
             found.append(replace(finding, step=step, last_clean=before))
         if record.step != self._sampled[-1] and self._is_output.values[record.where].any():
             self._sampled = self._sampled[-1], record.step
@@ -66,4 +71,4 @@ class OperationsRule(Rule):
         what, _, values = anomaly.statistic.partition(": ")
         was, _, now = values.partition(" → ")
         change = f"its operations are others ({was})" if what == STRUCTURE else f"{what} is {now}, and was {was}"
-        return f"the forward pass of {subject} is another at step {anomaly.step}: {change}"
+        return f"{subject} is computed otherwise at step {anomaly.step}: {change}"

@@ -155,6 +155,6 @@ def test_an_operation_that_is_computed_otherwise_is_named_where_no_statistic_mov
     found = train(tmp_path, family, collect=collect, harm=harm, steps=STEPS)
     assert len(found) == changes
     if changes:
-        assert found[0].name == ("blocks.0" if family == "gpt" else "body.2")
+        assert found[0].name == ("blocks.0.output.0" if family == "gpt" else "body.2.output.0")
         assert found[0].step == (FAULT if collect == "everything" else FAULT // 10 * 10 + 10)
         assert "approximate of gelu is tanh, and was none" in found[0].summary

@@ -32,7 +32,7 @@ def test_what_has_lasted_is_an_alarm_at_its_first_step(alone, kind, name):
     first, second = judge(alone, told)
     assert (first.alarm, first.step, first.last_clean) == (False, 60, 59)
     assert (second.alarm, second.step, second.last_clean) == (True, 60, 59)
-    assert (second.name, second.quantity) == ("mlp", "training")
+    assert (second.name, second.quantity) == ("mlp.output.0", "activation_output")
     assert judge(alone, told, every=10)[1].last_clean == 50
 
 
@@ -57,5 +57,7 @@ def test_other_operations_of_many_modules_are_switched_on_purpose(alone, modules
     ],
 )
 def test_the_sentence_says_what_was_changed(change, says):
-    anomaly = Anomaly(60, 0, 0, 0, "mlp", "training", change, 2.0, np.nan, 60.0, "option_change", "operations")
-    assert OperationsRule.sentence(anomaly, "mlp") == f"the forward pass of mlp is another at step 60: {says}"
+    anomaly = Anomaly(
+        60, 0, 0, 0, "mlp.output.0", "activation_output", change, 2.0, np.nan, 60.0, "option_change", "operations"
+    )
+    assert OperationsRule.sentence(anomaly, "mlp") == f"mlp is computed otherwise at step 60: {says}"
