@@ -5,14 +5,19 @@ computed but the number of elements that a small mask sets. Nodes are numbered i
 the numbers at which a module was entered and left tell which operations are its own.
 """
 
+import ctypes
 import math
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from trainsentry.collectors.torch.rows.local_tensor import is_readable
 
 MOST_OPERATIONS: Final = 20_000
 """Operations of a pass that are listed; a pass of more is left out, as it would take 0.1 s."""
@@ -38,6 +43,15 @@ PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "Gather
 
 CAST: Final = "ToCopyBackward0"
 """The node of a cast, which is only counted: autocast makes many of them."""
+
+READ: Final = {
+    torch.bool: np.bool_,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+"""Dtypes of numbers, masks and tables that are read."""
 
 TELLS_HOOKS: Final = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 """Whether this torch tells which saved tensors have hooks; where it does not, none is looked at."""
@@ -234,14 +248,27 @@ def _of_tensor(saved: Any) -> Any:
     if saved.unpack_hook is not None:
         return _ABSENT
     tensor = saved.data
-    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided or tensor.is_complex():
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
         return _ABSENT
+    if tensor.dtype not in READ or tensor.is_neg() or not is_readable(tensor):
+        return _ABSENT
+    if not 0 < tensor.numel() <= (MOST_MASKED if tensor.dtype is torch.bool else MOST_SUMMED):
+        return _ABSENT
+    values = _array_of(tensor)
     if tensor.ndim == 0:
-        return _plain(tensor.item())
-    if tensor.numel() > (MOST_MASKED if tensor.dtype is torch.bool else MOST_SUMMED):
-        return _ABSENT
-    total = tensor.detach().sum().item()
-    return (*tensor.shape, float(f"{total:.6g}") if isinstance(total, float) else total)  # threads may sum otherwise
+        return _plain(values.item())
+    total = values.sum(dtype=np.float64 if tensor.is_floating_point() else np.int64).item()
+    return (*tensor.shape, float(f"{total:.6g}") if isinstance(total, float) else total)
+
+
+def _array_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's memory as an array, by no operation that a profiler or a dispatch mode would see."""
+    size = tensor.element_size()
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = memoryview((ctypes.c_char * ((last + 1) * size)).from_address(tensor.data_ptr()))
+    strides = [stride * size for stride in tensor.stride()]
+    found: npt.NDArray[Any] = np.ndarray(tuple(tensor.shape), READ[tensor.dtype], memory, strides=strides)
+    return found
 
 
 def _plain(value: Any) -> Any:
