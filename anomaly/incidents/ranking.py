@@ -13,9 +13,7 @@ from trainsentry.anomaly.anomaly import (
     FROZEN,
     LARGEST,
     MODE_CHANGE,
-    NONFINITE,
     OPTION_CHANGE,
-    OVERFLOW,
     PRECISION,
     REPLICA_MISMATCH,
     UNDERFLOW,
@@ -57,9 +55,6 @@ SAME_FACTOR: Final = 1.5
 
 SET_BY_OTHERS: Final = frozenset({ConstantBufferRule.name, BufferWritesRule.name})
 """Detectors of buffers to which neither an update nor a pass has written."""
-
-BROKEN: Final = frozenset({DEAD, NONFINITE, OVERFLOW})
-"""Kinds of an output's anomalies that say more than the operations by which it came, or any other of the series."""
 
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
@@ -189,8 +184,8 @@ def _is_off_by(anomaly: Anomaly, factor: float | None) -> bool:
 
 
 def strength(anomaly: Anomaly) -> tuple[int, bool, bool, bool, float]:
-    """Return the sort key of one series' anomalies: the earliest, certain kinds, alarms, broken ones, the strongest."""
-    return anomaly.step, anomaly.kind not in CERTAIN, not anomaly.alarm, anomaly.kind not in BROKEN, -anomaly.score
+    """Return the sort key of one series' anomalies: the earliest, the certain, alarms, what is dead, the strongest."""
+    return anomaly.step, anomaly.kind not in CERTAIN, not anomaly.alarm, anomaly.kind != DEAD, -anomaly.score
 
 
 def _step_of(anomaly: Anomaly, drifts: int) -> int:
@@ -309,7 +304,7 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
-    if is_switch and not _is_changed_by_code(anomaly):  # a module's mode, or a number of it, which somebody set
+    if is_switch:  # a module's mode, or a number of it, which somebody set
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

@@ -89,8 +89,8 @@ class Activations(Collected):
     )
     operations: bool = Field(
         default=True,
-        description="At each of these steps compare what the model's forward pass computes (operations, their order "
-        "and constants, from autograd's graph) with the passes before: code that was changed in the run shows "
+        description="At each of these steps compare what a torch model's forward pass computes (operations, their "
+        "order and constants, from autograd's graph) with the passes before: code that was changed in the run shows "
         "(`operations.<module>: <change>`).",
     )
     inside_graphs: bool = Field(

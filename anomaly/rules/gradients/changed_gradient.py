@@ -34,7 +34,8 @@ class ChangedGradientRule(Rule):
     Clipping by norm, the loss scale and averaging multiply a gradient by a factor, which the norms give; its extremes
     and its mean follow. A sign, single elements, a part, or the tensor of another parameter do not. Where the factor of
     a parameter was that of most others, it still is, as clipping leaves none out. Clipping by value, which shrinks the
-    extremes, is no finding.
+    extremes, is no finding, and where some gradients were made smaller than others from the start (adaptive clipping,
+    Brock et al., 2021), none that is smaller is one.
     """
 
     name: ClassVar[str] = "changed_gradient"
@@ -47,6 +48,7 @@ class ChangedGradientRule(Rule):
         self._parameter = arrays.series.column(np.int64, -1, of=self._parameter_of)
         self._numbers: dict[tuple[int, str], int] = {}
         self._held = arrays.series.column(np.int64)
+        self._shrinks = False  # the program makes some gradients smaller than others
 
     def _parameter_of(self, series: Series) -> int:
         if series.quantity not in self.quantities:
@@ -65,7 +67,10 @@ class ChangedGradientRule(Rule):
             changed = known & (differences > TOLERANCE).any(axis=1)
         ids = record.ids[used]
         judged = known & (self._held.values[ids] >= HELD)
-        found = rows_where(changed & judged & ~_are_clipped(record.values[used], expected))
+        smaller = changed & (record.values[used, NORM] < (1 - TOLERANCE) * expected[:, -1])
+        self._shrinks |= bool((smaller & ~judged).any())
+        excused = _are_clipped(record.values[used], expected) | (smaller & self._shrinks)
+        found = rows_where(changed & judged & ~excused)
         self._held.values[ids] = np.where(changed, 0, self._held.values[ids] + known)
         if len(found) > max(1, TOGETHER * judged.sum()):
             return []

@@ -27,7 +27,14 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.collectors.torch.operations.pass_operations import MASKS, OTHER, Argument, Operation, PassOperations
+from trainsentry.collectors.torch.operations.pass_operations import (
+    MASKS,
+    NUMBERS_NODES,
+    OTHER,
+    Argument,
+    Operation,
+    PassOperations,
+)
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART: Final = "operations"
@@ -162,7 +169,7 @@ class OperationChanges:
     def __init__(self, rows: StepRows, guard: Guard, *, enabled: bool) -> None:
         self.rows = rows
         self.guard = guard
-        self.enabled = enabled
+        self.enabled = enabled and NUMBERS_NODES
         self._pass = PassOperations()
         self._reading = False
         self._root: NamedModule | None = None
@@ -343,10 +350,17 @@ def _is_table(key: str, value: Argument) -> bool:
 
 def _shown(key: str, value: Argument) -> str:
     if isinstance(value, tuple) and _is_table(key, value):
-        is_mask = f"_saved_{key}" in MASKS and isinstance(value[-1], int)
-        return (
-            f"{value[-1]} of {math.prod(value[:-1])} elements" if is_mask else f"a table with the sum {value[-1]:.6g}"
-        )
+        return _shown_table(f"_saved_{key}" in MASKS, value)
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)
+
+
+def _shown_table(is_mask: bool, value: tuple[Any, ...]) -> str:
+    *shape, total = value
+    if is_mask and isinstance(total, int):
+        return f"{total} of {math.prod(shape)} elements"
+    text = f"a table with the sum {total:.6g}"
+    if isinstance(total, float) and shape[-1] != math.prod(shape[:-1]):
+        return f"{text} of {shape[-1]} finite elements"
+    return text

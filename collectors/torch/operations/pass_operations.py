@@ -1,8 +1,8 @@
 """Lists the operations of each module's forward pass, from the graph that autograd keeps for the backward pass.
 
-The graph is there anyway: names, constants and sources of its nodes are read, no values of activations, and nothing is
-computed but the number of elements that a small mask sets. Nodes are numbered in the order of their operations, so
-the numbers at which a module was entered and left tell which operations are its own.
+The graph is there anyway: names, constants and sources of its nodes are read, and no values of activations. Of masks
+and constant tables in host memory, if they are small, the elements are counted or summed. Nodes are numbered in the
+order of their operations, so the numbers at which a module was entered and left tell which operations are its own.
 """
 
 import ctypes
@@ -52,6 +52,9 @@ READ: Final = {
     torch.float64: np.float64,
 }
 """Dtypes of numbers, masks and tables that are read."""
+
+NUMBERS_NODES: Final = hasattr(torch._C._autograd, "_get_sequence_nr")
+"""Whether this torch tells the number that the next node gets; where it does not, nothing is listed."""
 
 TELLS_HOOKS: Final = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 """Whether this torch tells which saved tensors have hooks; where it does not, none is looked at."""
@@ -176,7 +179,7 @@ def _arguments(node: Any, readers: list[_Reader], sources: Any) -> tuple[tuple[s
     """Return the constants of a node by name, without unpacking what hooks of saved tensors hold."""
     found = []
     for key, attribute, is_tensor in readers:
-        if key == OTHER and sources[-1][0] is not None:
+        if key == OTHER and is_tensor and sources[-1][0] is not None:
             continue  # it needs a gradient: no constant
         value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
         if value is not _ABSENT:
@@ -240,7 +243,7 @@ def _readers_of(kind: type) -> list[_Reader]:
 
 
 def _of_tensor(saved: Any) -> Any:
-    """Return the number that a saved tensor without axes holds, (shape, set elements) of a mask, or (shape, sum).
+    """Return the number that a saved tensor without axes holds, or the shape and the sum of another.
 
     Only what is in host memory is read. Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is
     unpacked: what they hold is left out.
@@ -254,11 +257,16 @@ def _of_tensor(saved: Any) -> Any:
         return _ABSENT
     if not 0 < tensor.numel() <= (MOST_MASKED if tensor.dtype is torch.bool else MOST_SUMMED):
         return _ABSENT
-    values = _array_of(tensor)
-    if tensor.ndim == 0:
-        return _plain(values.item())
-    total = values.sum(dtype=np.float64 if tensor.is_floating_point() else np.int64).item()
-    return (*tensor.shape, float(f"{total:.6g}") if isinstance(total, float) else total)
+    return _plain(_array_of(tensor).item()) if tensor.ndim == 0 else _summed(_array_of(tensor))
+
+
+def _summed(values: npt.NDArray[Any]) -> tuple[Any, ...]:
+    """Return the shape and the sum of a table; of floats also how many are finite, as a mask to be added holds -Inf."""
+    if values.dtype.kind != "f":
+        return (*values.shape, int(values.sum(dtype=np.int64)))
+    finite = np.isfinite(values)
+    total = float(values.sum(dtype=np.float64, where=finite))
+    return (*values.shape, int(finite.sum()), float(f"{total:.6g}"))
 
 
 def _array_of(tensor: Tensor) -> npt.NDArray[Any]:

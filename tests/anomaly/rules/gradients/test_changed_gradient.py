@@ -88,6 +88,14 @@ def test_a_gradient_that_clipping_leaves_out_is_named(alone):
     assert finding.value == pytest.approx(2 * finding.expected)
 
 
+def test_adaptive_clipping_of_some_gradients_is_no_finding(alone):
+    def change(name, step, gradient):
+        clips = (step + NAMES.index(name)) % 17 == 3
+        return np.where(np.arange(16) < 4, gradient / 8, gradient).astype(np.float32) if clips else gradient
+
+    assert judge(alone, change) == []
+
+
 def test_the_sentence_gives_both_numbers():
     anomaly = Anomaly(60, 0, 0, 0, "w", "gradient", "mean", 0.5, -0.5, 60.0, "gradient_flow", "changed_gradient")
     said = ChangedGradientRule.sentence(anomaly, "the gradient of w")
