@@ -70,6 +70,9 @@ CHECKPOINT: Final = "CheckpointFunction"
 MOST_TOLD: Final = 100
 """Changes of a run that have a row, a bound on series."""
 
+MOST_TOO_LARGE: Final = 3
+"""Passes through a module with too many operations, after which it is listed no more: to find out takes 40 ms."""
+
 MOST_SHOWN: Final = 3
 """Kinds of operations that a text names on each side."""
 
@@ -175,11 +178,12 @@ class OperationChanges:
         self._root: NamedModule | None = None
         self._shapes: tuple[Any, ...] = ()
         self._passes: defaultdict[tuple[str, int], _Passes] = defaultdict(_Passes)
+        self._too_large: Counter[tuple[str, int]] = Counter()
         self._told = 0
 
     def begin(self, named: NamedModule, inputs: Iterable[tuple[str, Tensor]], *, reading: bool) -> None:
         """Note that an outermost module is entered; its pass is read if `reading`."""
-        self._reading = self.enabled and reading
+        self._reading = self.enabled and reading and self._too_large[named.name, named.vpp_stage] < MOST_TOO_LARGE
         if self._reading:
             self._root, self._shapes = named, tuple(tuple(x.shape) for _, x in inputs)
             self._pass.begin()
@@ -197,7 +201,9 @@ class OperationChanges:
 
     def _take_pass(self, root: NamedModule, outputs: Iterable[tuple[str, Tensor]]) -> None:
         found = self._pass.read(tensor for _, tensor in outputs)
-        if found:
+        if found is None:
+            self._too_large[root.name, root.vpp_stage] += 1
+        elif found:
             passes = self._passes[root.name, root.vpp_stage]
             for change in passes.take(self._shapes, _condition_of(root.module), found, self._pass.casts):
                 self._append(root, *change)

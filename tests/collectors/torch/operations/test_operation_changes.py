@@ -191,3 +191,11 @@ def test_a_young_run_has_no_rows():
 def test_the_number_of_rows_is_bounded(monkeypatch):
     monkeypatch.setattr(operation_changes, "MOST_TOLD", 1)
     assert len(changes(setting("act", torch.relu))) == 1
+
+
+def test_passes_that_are_too_large_are_soon_read_no_more(monkeypatch):
+    """To find that out walks through twenty thousand nodes of the graph."""
+    read = []
+    monkeypatch.setattr(operation_changes.PassOperations, "read", lambda _self, _outputs: read.append(1))
+    assert changes(setting("act", torch.relu)) == []
+    assert len(read) == operation_changes.MOST_TOO_LARGE
