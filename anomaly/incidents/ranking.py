@@ -95,7 +95,8 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     before the trouble began can be its cause, unless an update by bad gradients explains it. Such an update
     changes all weights; so many abnormal weights after abnormal gradients count as its effect. So does one weight
     that differs between ranks after its gradient did. A gradient that vanishes moves nothing: an activation that is
-    next read after it, and was last healthy before, can be its cause too.
+    next read after it, and was last healthy before, can be its cause too. So can a dead output where gradients inside
+    its module vanished, whatever others did.
     """
     firsts: dict[tuple[int, str, str, int], Anomaly] = {}
     for anomaly in _without_scaled(_without_clipped(_without_ties(list(anomalies)))):
@@ -199,15 +200,17 @@ class _Effects:
     """The effects of bad updates by rank: the first step with bad gradients, and whether weights are bad everywhere.
 
     `unequal_since` is the first step at which a gradient of a name differed between ranks. `vanished` are the ranks
-    whose first bad gradients were all too small. `options_since` is the first step with a bad option of an optimizer.
-    `unused_since` is the step since which updates are missing of a module, by rank and name, whose output is another.
-    `with_set_buffers` are the ranks of which something has set a buffer.
+    whose first bad gradients were all too small, `vanishing` the names of those that were, by rank. `options_since` is
+    the first step with a bad option of an optimizer. `unused_since` is the step since which updates are missing of a
+    module, by rank and name, whose output is another. `with_set_buffers` are the ranks of which something has set a
+    buffer.
     """
 
     bad_gradients_since: dict[int, int]
     everywhere: frozenset[int]
     unequal_since: dict[str, int]
     vanished: frozenset[int]
+    vanishing: frozenset[tuple[int, str]]
     options_since: dict[int, int]
     unused_since: dict[tuple[int, str], int]
     with_set_buffers: frozenset[int]
@@ -223,14 +226,16 @@ class _Effects:
                 unequal.setdefault(anomaly.name, anomaly.step)
         weights = Counter(a.rank for a in candidates if a.quantity == PARAMETER)
         bound = max(FEW, EVERYWHERE * parameters)
-        others = {a.rank for a in gradients if a.step == since[a.rank] and a.kind not in {DEAD, UNDERFLOW}}
+        first = [a for a in gradients if a.step == since[a.rank]]
+        others = {a.rank for a in first if a.kind not in {DEAD, UNDERFLOW}}
+        vanishing = frozenset((a.rank, a.name) for a in first if a.kind in {DEAD, UNDERFLOW})
         everywhere = frozenset(rank for rank, count in weights.items() if count > bound)
         options: dict[int, int] = {}
         for anomaly in sorted((a for a in candidates if a.quantity == OPTIMIZER), key=lambda a: a.step):
             options.setdefault(anomaly.rank, anomaly.step)
         vanished = frozenset(since.keys() - others)
         buffers = frozenset(a.rank for a in candidates if a.detector in SET_BY_OTHERS)
-        return cls(since, everywhere, unequal, vanished, options, _unused_modules(candidates), buffers)
+        return cls(since, everywhere, unequal, vanished, vanishing, options, _unused_modules(candidates), buffers)
 
     def tell(self, anomaly: Anomaly) -> bool:
         """Whether values say more than other operations do: a mask may be a buffer, which was set.
@@ -238,6 +243,15 @@ class _Effects:
         Operations that have not been others for some passes yet say less than any value.
         """
         return not anomaly.alarm or anomaly.rank in self.with_set_buffers
+
+    def may_follow(self, anomaly: Anomaly) -> bool:
+        """Whether the first bad gradients may be what an output does: all vanished, or those inside its module."""
+        if anomaly.rank in self.vanished:
+            return True
+        inside = f"{anomaly.module}."
+        return anomaly.kind == DEAD and any(
+            rank == anomaly.rank and name.startswith(inside) for rank, name in self.vanishing
+        )
 
     def explain(self, anomaly: Anomaly, step: int) -> bool:
         """Whether an earlier update by bad gradients explains a weight or state that is abnormal since a step."""
@@ -311,7 +325,7 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
         return _place_unused(anomaly, step, unused)
     if _is_changed_by_code(anomaly):
         return _place_changed(anomaly, step, began, effects)
-    if anomaly.quantity == ACTIVATION_OUTPUT and anomaly.rank in effects.vanished:
+    if anomaly.quantity == ACTIVATION_OUTPUT and effects.may_follow(anomaly):
         began = effects.bad_gradients_since[anomaly.rank]
         is_cause = anomaly.last_clean < began < step
         return Ranked(anomaly, began if is_cause else step, precedes=is_cause)

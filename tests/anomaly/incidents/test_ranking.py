@@ -148,6 +148,17 @@ def test_an_activation_next_read_after_its_gradient_vanished_may_be_the_cause():
     assert order_of([large, dead])[0] == ("a.weight", "gradient"), "its update may have made the activation abnormal"
 
 
+def test_a_dead_output_next_read_after_gradients_inside_its_module_vanished_may_be_the_cause():
+    inside = anomaly("a.fc.weight", "gradient", 96, order=50, kind="dead", last_clean=95)
+    beside = anomaly("b.weight", "gradient", 96, order=40, kind="shift", last_clean=95)
+    dead = anomaly("a.output.0", "activation_output", 97, order=3, kind="dead", last_clean=90, module="a")
+    assert order_of([beside, inside, dead])[0] == ("a.output.0", "activation_output")
+    for other in (replace(inside, name="ab.weight"), replace(inside, kind="spike"), replace(inside, step=97)):
+        assert order_of([beside, other, dead])[0] == ("b.weight", "gradient")
+    assert order_of([beside, inside, replace(dead, kind="shift")])[0] == ("b.weight", "gradient")
+    assert order_of([beside, inside, replace(dead, rank=1)])[0] == ("b.weight", "gradient")
+
+
 def test_a_tie_of_replicas_is_settled_by_the_rank_whose_weight_was_modified():
     tie = [anomaly("w", "parameter", 7, rank=r, value=1.0, expected=1.0, detector="replicas", kind="replica_mismatch",
                    statistic="bits", last_clean=6, score=100.0) for r in (0, 1)]  # fmt: skip
