@@ -45,6 +45,13 @@ LEAST_WIDTH: Final = 0.2
 LEAST_SHIFT: Final = math.log(1.5)
 """Least width of a range, and least distance from it, in log units: the gain is no constant of a layer."""
 
+LEAST_GROWTH: Final = math.log(2)
+LEAP: Final = 0.6
+BESIDE: Final = 3
+"""Least distance, in log units, where a gain has grown little by little, and the share of a shift that so many samples
+before and after its onset must have between them if it is a leap: a gain that grows as its layer begins to learn came
+to 0.45 in two healthy runs, each by some hundredths a step."""
+
 MEMORY: Final = 16.0
 LARGEST_STEP: Final = 0.5
 """Samples over which the mean gain is averaged, and the most of a sample's deviation that counts, in log units."""
@@ -154,13 +161,15 @@ class GradientGainRule(Rule):
         shifted = rows_where(distance > np.maximum(WIDTHS * np.maximum(high - low, LEAST_WIDTH), LEAST_SHIFT))
         if not len(shifted):
             return []
-        found = []
+        found, told = [], []
         for i in shifted.tolist():
-            outside = past[PAST:, i] > high[i]
-            onset = PAST + len(outside) - int(np.argmin(outside[::-1])) if not outside.all() else PAST
-            factor = math.exp(newest[:, i].mean() - past[:PAST, i].mean())
-            found.append(self._finding(int(ids[i]), SHIFT, factor, int(self._steps.values[onset, ids[i]])))
-        self._forget(ids[shifted])
+            onset, factor = _onset(past[:, i], float(high[i])), newest[:, i].mean() - past[:PAST, i].mean()
+            if distance[i] > LEAST_GROWTH or _leap(past[:, i], onset) > LEAP * factor:
+                found.append(
+                    self._finding(int(ids[i]), SHIFT, math.exp(factor), int(self._steps.values[onset, ids[i]]))
+                )
+                told.append(i)
+        self._forget(ids[told])
         return found if len(found) <= max(1, MOST_AT_ONCE * len(ids)) else []
 
     def _forget(self, ids: Integers | slice) -> None:
@@ -180,6 +189,16 @@ class GradientGainRule(Rule):
             f"{subject} is {anomaly.value:.3g} times as large since step {anomaly.step} as the inputs and gradients of "
             "its module usually give"
         )
+
+
+def _onset(past: Floats, high: float) -> int:
+    """Return the index of the first of the last samples that all lie above the range."""
+    outside = past[PAST:] > high
+    return PAST + len(outside) - int(np.argmin(outside[::-1])) if not outside.all() else PAST
+
+
+def _leap(past: Floats, onset: int) -> float:
+    return float(past[onset : onset + BESIDE].mean() - past[onset - BESIDE : onset].mean())
 
 
 def _is_weight(series: Series) -> bool:

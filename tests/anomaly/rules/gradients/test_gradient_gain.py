@@ -54,6 +54,14 @@ def test_a_lasting_factor_and_growth_by_some_percent_a_step_are_told_with_their_
     assert AT - 1 <= found.step <= AT + 12
 
 
+def test_a_gain_that_grows_little_by_little_and_settles_is_no_fault(gains):
+    """As a layer begins to learn: 1.8-fold within 12 steps, or 2.5-fold within 25."""
+    assert [f for s in range(AT) for f in gains.step(s)] == []
+    for s in range(AT, AT + 60):
+        quick, slow = 1.8 ** min((s - AT) / 12, 1), 2.5 ** min((s - AT) / 25, 1)
+        assert gains.step(s, [("layers.2", quick), ("layers.5", slow)]) == []
+
+
 def test_a_gradient_of_zero_is_told_at_once(gains):
     assert [f for s in range(NEVER_ZERO_FOR + 1) for f in gains.step(s)] == []
     assert gains.step(NEVER_ZERO_FOR + 1, [("layers.2", 0.0)]) == []
