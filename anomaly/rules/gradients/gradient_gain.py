@@ -45,12 +45,13 @@ LEAST_WIDTH: Final = 0.2
 LEAST_SHIFT: Final = math.log(1.5)
 """Least width of a range, and least distance from it, in log units: the gain is no constant of a layer."""
 
-LEAST_GROWTH: Final = math.log(2)
+YOUNG: Final = 40
 LEAP: Final = 0.6
 BESIDE: Final = 3
-"""Least distance, in log units, where a gain has grown little by little, and the share of a shift that so many samples
-before and after its onset must have between them if it is a leap: a gain that grows as its layer begins to learn came
-to 0.45 in two healthy runs, each by some hundredths a step."""
+"""Samples after which the least distance is twice as large, which falls with their number, where a gain has grown
+little by little; and the share of a shift that so many samples before and after its onset have between them if it is a
+leap instead. Two gains of healthy runs grew by some hundredths a step as their layers began to learn, to 0.45 beyond
+their range of the first fifty samples."""
 
 MEMORY: Final = 16.0
 LARGEST_STEP: Final = 0.5
@@ -164,7 +165,8 @@ class GradientGainRule(Rule):
         found, told = [], []
         for i in shifted.tolist():
             onset, factor = _onset(past[:, i], float(high[i])), newest[:, i].mean() - past[:PAST, i].mean()
-            if distance[i] > LEAST_GROWTH or _leap(past[:, i], onset) > LEAP * factor:
+            least = LEAST_SHIFT * (1 + YOUNG / int(self._count.values[ids[i]]))
+            if distance[i] > least or _leap(past[:, i], onset) > LEAP * factor:
                 found.append(
                     self._finding(int(ids[i]), SHIFT, math.exp(factor), int(self._steps.values[onset, ids[i]]))
                 )
