@@ -45,6 +45,12 @@ def is_there(name, page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_section_of_a_page_is_there_twice(page):
+    headings = re.findall(r"^##+ .*$", page.read_text(), re.MULTILINE)
+    assert sorted(headings) == sorted(set(headings))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_file_and_folder_that_a_page_names_is_in_the_tree(page):
     named = set(re.findall(r"(?<![\w<])([\w/.*-]*[\w*]\.py)\b", page.read_text())) - OF_THE_USER
     missing = sorted(name for name in named if not is_there(name.removeprefix("../"), page))
