@@ -181,7 +181,7 @@ class Scoring:
         held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
         least = least_drifts(held, scalar) + fallen + learned
         down = np.maximum(least, self.groups.least_fall[ids] + fallen)
-        down[self.groups.is_loss[ids]] = np.inf  # its fall is the purpose of training
+        down[self.groups.may_fade[ids]] = np.inf
         drift: Floats = drift_scores(state, distance, unit, (least, down))
         young = (held < DRIFT_WARM_UP) | ~self.groups.drifts[ids]
         drift[young] = 0.0

@@ -56,6 +56,9 @@ SAME_FACTOR: Final = 1.5
 SET_BY_OTHERS: Final = frozenset({ConstantBufferRule.name, BufferWritesRule.name})
 """Detectors of buffers to which neither an update nor a pass has written."""
 
+TOO_SMALL: Final = frozenset({DEAD, UNDERFLOW})
+"""Kinds of gradients that move nothing."""
+
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
 
@@ -227,8 +230,8 @@ class _Effects:
         weights = Counter(a.rank for a in candidates if a.quantity == PARAMETER)
         bound = max(FEW, EVERYWHERE * parameters)
         first = [a for a in gradients if a.step == since[a.rank]]
-        others = {a.rank for a in first if a.kind not in {DEAD, UNDERFLOW}}
-        vanishing = frozenset((a.rank, a.name) for a in first if a.kind in {DEAD, UNDERFLOW})
+        others = {a.rank for a in first if a.kind not in TOO_SMALL}
+        vanishing = frozenset((a.rank, a.name) for a in first if a.kind in TOO_SMALL)
         everywhere = frozenset(rank for rank, count in weights.items() if count > bound)
         options: dict[int, int] = {}
         for anomaly in sorted((a for a in candidates if a.quantity == OPTIMIZER), key=lambda a: a.step):
@@ -244,8 +247,8 @@ class _Effects:
         """
         return not anomaly.alarm or anomaly.rank in self.with_set_buffers
 
-    def may_follow(self, anomaly: Anomaly) -> bool:
-        """Whether the first bad gradients may be what an output does: all vanished, or those inside its module."""
+    def may_come_of(self, anomaly: Anomaly) -> bool:
+        """Whether an output can have made the first bad gradients: all vanished, or those inside its module did."""
         if anomaly.rank in self.vanished:
             return True
         inside = f"{anomaly.module}."
@@ -325,7 +328,7 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
         return _place_unused(anomaly, step, unused)
     if _is_changed_by_code(anomaly):
         return _place_changed(anomaly, step, began, effects)
-    if anomaly.quantity == ACTIVATION_OUTPUT and effects.may_follow(anomaly):
+    if anomaly.quantity == ACTIVATION_OUTPUT and effects.may_come_of(anomaly):
         began = effects.bad_gradients_since[anomaly.rank]
         is_cause = anomaly.last_clean < began < step
         return Ranked(anomaly, began if is_cause else step, precedes=is_cause)

@@ -160,19 +160,18 @@ class GradientGainRule(Rule):
         newest = past[-NEWEST:]
         distance = newest.min(axis=0) - high
         shifted = rows_where(distance > np.maximum(WIDTHS * np.maximum(high - low, LEAST_WIDTH), LEAST_SHIFT))
-        if not len(shifted):
+        if len(shifted) > max(1, MOST_AT_ONCE * len(ids)):
+            self._forget(ids[shifted])
             return []
-        found, told = [], []
+        found = []
         for i in shifted.tolist():
             onset, factor = _onset(past[:, i], float(high[i])), newest[:, i].mean() - past[:PAST, i].mean()
             least = LEAST_SHIFT * (1 + YOUNG / int(self._count.values[ids[i]]))
             if distance[i] > least or _leap(past[:, i], onset) > LEAP * factor:
-                found.append(
-                    self._finding(int(ids[i]), SHIFT, math.exp(factor), int(self._steps.values[onset, ids[i]]))
-                )
-                told.append(i)
-        self._forget(ids[told])
-        return found if len(found) <= max(1, MOST_AT_ONCE * len(ids)) else []
+                since = int(self._steps.values[onset, ids[i]])
+                found.append(self._finding(int(ids[i]), SHIFT, math.exp(factor), since))
+                self._forget(ids[i : i + 1])
+        return found
 
     def _forget(self, ids: Integers | slice) -> None:
         self._count.values[ids] = 0

@@ -71,7 +71,7 @@ MOST_TOLD: Final = 100
 """Changes of a run that have a row, a bound on series."""
 
 MOST_TOO_LARGE: Final = 3
-"""Passes through a module with too many operations, after which it is listed no more: to find out takes 40 ms."""
+"""Passes in a row with too many operations, after which a module is listed no more: to find out takes 40 ms."""
 
 MOST_SHOWN: Final = 3
 """Kinds of operations that a text names on each side."""
@@ -204,6 +204,7 @@ class OperationChanges:
         if found is None:
             self._too_large[root.name, root.vpp_stage] += 1
         elif found:
+            self._too_large[root.name, root.vpp_stage] = 0
             passes = self._passes[root.name, root.vpp_stage]
             for change in passes.take(self._shapes, _condition_of(root.module), found, self._pass.casts):
                 self._append(root, *change)

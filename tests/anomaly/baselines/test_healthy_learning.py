@@ -115,12 +115,15 @@ def test_a_model_that_has_just_begun_moves_and_one_that_has_settled_does_not():
     assert alarms(lambda step: sizes(step, 300), 340)
 
 
-def test_an_update_that_fades_is_no_fault_and_a_gradient_that_grows_is_one():
+def test_an_update_that_fades_is_no_fault_and_one_that_grows_is():
     """Under Adam the update of an expert's bias falls to a twentieth as few tokens come to it."""
     updates = [(f"layers.{i}.weight", "update") for i in range(10)]
-    faded = lambda step: {updates[0]: 1.3 ** -min(max(step - 300, 0), 12)}  # noqa: E731
-    assert alarms(lambda step: dict.fromkeys(updates, 1.0) | faded(step), 360) == []
-    assert alarms(lambda step: dict.fromkeys(GRADIENTS, 1.0) | {GRADIENTS[0]: 1.1 ** max(step - 300, 0)}, 340)
+
+    def sizes(step, factor):
+        return dict.fromkeys(updates, 1.0) | {updates[0]: factor ** min(max(step - 300, 0), 12)}
+
+    assert alarms(lambda step: sizes(step, 1 / 1.3), 360) == []
+    assert alarms(lambda step: sizes(step, 1.3), 360)
 
 
 def test_the_update_follows_the_rate_that_the_optimizer_took_not_the_one_logged_a_step_late():

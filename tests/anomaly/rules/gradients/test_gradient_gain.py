@@ -62,6 +62,14 @@ def test_a_gain_that_grows_little_by_little_in_a_young_run_is_no_fault(gains):
         assert gains.step(s, [("layers.2", quick), ("layers.5", slow)]) == []
 
 
+def test_a_gain_that_grows_furthest_where_many_grow_is_no_fault(gains):
+    """Training changes many layers together, one of them most."""
+    grown = {f"layers.{i}": 1.07 for i in range(5)} | {"layers.0": 1.08}
+    for s in range(AT + 40):
+        steps = min(max(s - AT, 0), 12)
+        assert gains.step(s, [(m, factor**steps) for m, factor in grown.items()]) == []
+
+
 def test_a_gradient_of_zero_is_told_at_once(gains):
     assert [f for s in range(NEVER_ZERO_FOR + 1) for f in gains.step(s)] == []
     assert gains.step(NEVER_ZERO_FOR + 1, [("layers.2", 0.0)]) == []

@@ -199,3 +199,13 @@ def test_passes_that_are_too_large_are_soon_read_no_more(monkeypatch):
     monkeypatch.setattr(operation_changes.PassOperations, "read", lambda _self, _outputs: read.append(1))
     assert changes(setting("act", torch.relu)) == []
     assert len(read) == operation_changes.MOST_TOO_LARGE
+
+
+def test_single_passes_that_are_too_large_end_nothing(monkeypatch):
+    read, number = operation_changes.PassOperations.read, iter(range(100))
+    monkeypatch.setattr(
+        operation_changes.PassOperations,
+        "read",
+        lambda self, outputs: read(self, outputs) if next(number) % 3 else None,
+    )
+    assert len(changes(setting("act", torch.relu))) == 2
