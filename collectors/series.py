@@ -108,6 +108,10 @@ REPEATED_SAMPLES = "repeated_samples"
 """Prefix of `repeated_samples.<input>`, the scalar of the share of a batch's samples that are copies of another one,
 where activations are sampled."""
 
+REPEATED_RANDOM = "repeated_random"
+"""Prefix of `repeated_random.<device>`, the scalar of how many steps ago a forward pass began with the same state of
+that device's random numbers; it has a row where one did."""
+
 RECOMPUTED = "recomputed"
 """Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its
 call was computed again; NaN where its kernel is not repeatable."""

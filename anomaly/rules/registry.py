@@ -18,6 +18,7 @@ from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.data.input_drift import InputDriftRule
 from trainsentry.anomaly.rules.data.repeated_data import RepeatedDataRule
 from trainsentry.anomaly.rules.data.repeated_micro_batch import RepeatedMicroBatchRule
+from trainsentry.anomaly.rules.data.repeated_random import RepeatedRandomRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
@@ -46,6 +47,7 @@ from trainsentry.anomaly.rules.optimizer.state_reset import StateResetRule
 from trainsentry.anomaly.rules.optimizer.weight_continuity import WeightContinuityRule
 from trainsentry.anomaly.rules.precision import PrecisionRule
 from trainsentry.anomaly.rules.repeated_call import RepeatedCallRule
+from trainsentry.anomaly.rules.repeated_zeros import RepeatedZerosRule
 from trainsentry.anomaly.rules.rule import Rule
 from trainsentry.anomaly.rules.scalars.logged_numbers import LoggedNumbersRule
 from trainsentry.anomaly.rules.scalars.loss_above_start import LossAboveStartRule
@@ -90,6 +92,8 @@ _RULES: Final[list[type[Rule]]] = [
     ZeroPatternRule,
     ClampedRule,
     RepeatedCallRule,
+    RepeatedZerosRule,
+    RepeatedRandomRule,
     NegativeVarianceRule,
     NonfiniteRule,
     DtypeEdgeRule,

@@ -43,6 +43,7 @@ class ModelInputs:
             return
         if self.first_pass_at is None:
             self.first_pass_at = time.perf_counter()
+        self._note_pass(named)
         given = list(tensors)
         if only_large and given and not passes.micro_step:
             self._note_repeated(f"input.{given[0][0]}", [tensor for _, tensor in given])
@@ -61,6 +62,9 @@ class ModelInputs:
     def _keep(self, name: str, micro_step: int, tensor: Any, part: Any) -> None:
         """Keep an input for a later look at its rows."""
         raise NotImplementedError
+
+    def _note_pass(self, named: NamedModule) -> None:
+        """Note that a pass through a root begins; nothing where the framework's random numbers are not looked at."""
 
     def _note_repeated(self, name: str, tensors: Sequence[Any]) -> None:
         """Append the share of a batch's samples that are copies; nothing where the framework's part does not count."""

@@ -100,6 +100,10 @@ class Cpu(Device):
         """Return the state of torch's generator."""
         return [torch.get_rng_state()]
 
+    def rng_state(self) -> Tensor | None:
+        """Return the state of torch's generator."""
+        return torch.get_rng_state()
+
     def restore_rng_states(self, states: Sequence[Tensor]) -> None:
         """Restore what `rng_states` returned."""
         torch.set_rng_state(states[0])

@@ -302,6 +302,11 @@ class Device:
         get_all = getattr(self.module, "get_rng_state_all", None)
         return list(get_all()) if get_all is not None else [self.module.get_rng_state()]
 
+    def rng_state(self) -> Tensor | None:
+        """Return the state of the current device's generator; None when the process uses none. Waits for nothing."""
+        state: Tensor | None = self.module.get_rng_state() if self.is_in_use() else None
+        return state
+
     def restore_rng_states(self, states: Sequence[Tensor]) -> None:
         """Restore what `rng_states` returned."""
         if not states:

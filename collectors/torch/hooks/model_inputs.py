@@ -6,11 +6,13 @@ from torch import Tensor
 
 from trainsentry.collectors.series import REPEATED_SAMPLES, Series
 from trainsentry.collectors.settings import LARGEST_INPUT
+from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.shared.model_inputs import ModelInputs
 from trainsentry.collectors.torch.device.registry import stream_is_captured
 from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.hooks.repeated_rows import share_of_repeated
+from trainsentry.collectors.torch.random_states import RandomStates
 from trainsentry.collectors.torch.rows.local_tensor import is_readable
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -21,6 +23,17 @@ class TorchInputs(ModelInputs):
     def __init__(self, rows: StepRows, *, every_step: bool) -> None:
         super().__init__(LastBatches(), every_step=every_step)
         self.rows = rows
+        self._random = RandomStates(rows)
+
+    def open_step(self, *, reading: bool) -> None:
+        """Begin a step."""
+        super().open_step(reading=reading)
+        if self.reading and not changes_operations():
+            self._random.open_step()
+
+    def _note_pass(self, named: NamedModule) -> None:
+        if named.module.training and not changes_operations():  # evaluations draw the same numbers each time, by design
+            self._random.begin_pass()
 
     def _part_of(self, tensor: Tensor) -> Tensor:
         return first_part(tensor) if tensor.numel() > LARGEST_INPUT else tensor

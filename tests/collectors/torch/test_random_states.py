@@ -1,0 +1,84 @@
+"""A pass that begins with old random numbers has a row; nothing else has, and no generator moves by being looked at."""
+
+import pytest
+import torch
+
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.torch import random_states
+from trainsentry.collectors.torch.random_states import NEW_BEFORE, RandomStates
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+
+
+def repeated(step_of, steps):
+    """Return (step, steps ago) of each row; `step_of(step, begin_pass)` is what a program does in a step."""
+    rows = StepRows(SeriesTable())
+    states, found = RandomStates(rows), []
+    for step in range(steps):
+        states.open_step()
+        step_of(step, states.begin_pass)
+        found += [(step, value) for value in rows.take().resolve()[2][:, VALUE].tolist()]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _own_numbers():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def passes(step, begin, seed=None, draws=True, micro_steps=1):
+    for _ in range(micro_steps):
+        if seed is not None:
+            torch.manual_seed(seed)
+        begin()
+        if draws:
+            torch.rand(3)
+
+
+def test_a_seed_in_the_midst_of_a_run_has_a_row_at_each_pass_that_repeats_another():
+    found = repeated(lambda s, begin: passes(s, begin, seed=1 if s in (25, 30, 33) else None), 36)
+    assert found[:2] == [(30, 5.0), (31, 5.0)], "all that is drawn after a seed is drawn again"
+    assert (33, 3.0) in found
+    assert len(found) == 6
+
+
+def test_micro_steps_with_one_seed_have_a_row_from_the_next_step_on():
+    found = repeated(lambda s, begin: passes(s, begin, seed=1 if s >= 25 else None, micro_steps=3), 28)
+    assert found == [(26, 1.0), (27, 1.0)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        passes,
+        lambda s, begin: passes(s, begin, draws=False),
+        lambda s, begin: passes(s, begin, seed=s),
+        lambda s, begin: passes(s, begin, seed=1),  # the program's way
+        lambda s, begin: passes(s, begin, seed=s % (NEW_BEFORE // 2)),
+        lambda s, begin: passes(s, begin, draws=s % 10 == 0, micro_steps=2),
+    ],
+)
+def test_numbers_that_go_on_stand_still_or_are_seeded_by_design_have_none(program):
+    assert repeated(program, 80) == []
+
+
+def test_a_look_leaves_the_generators_as_they_are():
+    before = torch.get_rng_state()
+    repeated(lambda s, begin: passes(s, begin, draws=False), 3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_no_more_states_are_remembered_than_stated(monkeypatch):
+    monkeypatch.setattr(random_states, "REMEMBERED", 30)
+    rows = StepRows(SeriesTable())
+    states = RandomStates(rows)
+    for _ in range(100):
+        states.open_step()
+        passes(0, states.begin_pass)
+    assert len(states._generators["cpu"].seen) == 30
+    torch.manual_seed(0)
+    states.open_step()
+    passes(0, states.begin_pass)
+    assert len(rows) == 0, "the state of the first step is forgotten"
