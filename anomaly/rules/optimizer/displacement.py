@@ -35,8 +35,7 @@ LEAPS: Final = 4.0
 """An optimizer of one's own may move weights by more than the bound of the one that it is made from, and by about as
 much at each step."""
 
-_SIZES: Final = ("norm", "max")
-"""What is followed of a weight and of its gradient, per element: the root mean square, and the largest magnitude."""
+_WORDS: Final = {"norm": "norm", "min": "least element", "max": "largest element"}
 
 _TRUSTS: Final = frozenset({"trust_clip", "clamp_value", "max_grad_norm", "grad_averaging"})
 """Options of LAMB, whose updates grow with the weight."""
@@ -44,16 +43,17 @@ _TRUSTS: Final = frozenset({"trust_clip", "clamp_value", "max_grad_norm", "grad_
 _PRECISE: Final = frozenset({"float32", "float64"})
 
 _Sizes = Floats
-"""Shape (2, n)."""
+"""Shape (2, n): what is followed of a weight and of its gradient, the root mean square and the largest magnitude."""
 
 
 class DisplacementRule(Rule):
     """Bounds how far the updates since the last sample can have moved each weight, from options and gradients.
 
-    By the triangle inequality a size changes by at most the sum of the sizes of the updates. An update of Adam and its
-    kind is at most the rate times (1 − β₁) / √(1 − β₂), or the rate, an element (Kingma and Ba, "Adam", 2015, section
-    2.1). One of SGD is the rate times its momentum, a sum of gradients, which are sampled at every step. Decay adds the
-    rate times the decay times the weight. With other optimizers nothing is judged.
+    By the triangle inequality a norm changes by at most the sum of the norms of the updates; the least and the largest
+    element move by at most the sum of their largest elements, so that a sign which flips shows. An update of Adam and
+    its kind is at most the rate times (1 − β₁) / √(1 − β₂), or the rate, an element (Kingma and Ba, "Adam", 2015,
+    section 2.1). One of SGD is the rate times its momentum, a sum of gradients, which are sampled at every step. Decay
+    adds the rate times the decay times the weight. With other optimizers nothing is judged.
 
     Several weights at once are somebody's intention, as in `WeightContinuityRule`, which is exact but needs weights and
     updates at every step.
@@ -71,6 +71,7 @@ class DisplacementRule(Rule):
         self._options = RecordedOptions(arrays)
         self._gradient, self._momentum = ByParameter(2), ByParameter(2)
         self._weight, self._bound, self._longest = ByParameter(2), ByParameter(2), ByParameter(2)
+        self._extremes = ByParameter(2)
         self._held, self._needed, self._trains = ByParameter(1), ByParameter(1), ByParameter(1)
         self._read_at = -1
         self._step = -1
@@ -106,7 +107,9 @@ class DisplacementRule(Rule):
         """Compare weights with their last sample, and begin to add up their updates anew."""
         owners = self._weight_of.values[observed.record.ids[rows]]
         now, before, bound = _sizes(observed, rows), self._weight.get(owners), self._bound.get(owners)
-        moved = np.abs(now - before)
+        extremes, were = observed.record.columns[[MIN, MAX]][:, rows], self._extremes.get(owners)
+        steps = np.abs(extremes - were)
+        moved = np.stack((np.abs(now[0] - before[0]), steps.max(axis=0)))
         trains = self._trains.get(owners) == 1  # copies of other weights move by no gradient of theirs
         known = np.isfinite(moved) & np.isfinite(bound) & trains
         is_rounded, longest = self._is_rounded.values[observed.record.layouts[rows]], self._longest.get(owners)
@@ -122,16 +125,19 @@ class DisplacementRule(Rule):
         self._held.set(owners, held[None])
         self._needed.set(owners, needed[None])
         self._weight.set(owners, now)
+        self._extremes.set(owners, extremes)
         self._bound.set(owners, np.zeros_like(now))
         last, self._read_at = self._read_at, self._step
         if broken.sum() != 1 or not odd.any():
             return []
         place = int(rows_where(odd)[0])
-        which = int(beyond[:, place].argmax())
-        unit = math.sqrt(observed.numel[rows[place]]) if which == 0 else 1.0
-        sizes = float(now[which, place]) * unit, float(before[which, place]) * unit
+        unit = math.sqrt(observed.numel[rows[place]])
+        of_norm = "norm", float(now[0, place]) * unit, float(before[0, place]) * unit
+        end = int(steps[:, place].argmax())
+        of_end = ("min", "max")[end], float(extremes[end, place]), float(were[end, place])
         series_id, row = int(observed.record.ids[rows[place]]), int(rows[place])
-        return [Finding(series_id, row, SHIFT, self.name, _SIZES[which], *sizes, SCORE, last_clean=last)]
+        detail = of_norm if beyond[0, place] else of_end
+        return [Finding(series_id, row, SHIFT, self.name, *detail, SCORE, last_clean=last)]
 
     def _add_updates(self, step: int) -> None:
         """Add the bound of the updates from the step before to all weights; of steps without a record none is known."""
@@ -175,11 +181,9 @@ class DisplacementRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return both sizes, and that the updates cannot have made the difference."""
-        what = "norm" if anomaly.statistic == "norm" else "largest element"
-        return (
-            f"the {what} of {subject} is {anomaly.value:.4g} at step {anomaly.step}, {anomaly.expected:.4g} at step "
-            f"{anomaly.last_clean}: the optimizer's updates cannot have moved it so far"
-        )
+        size = f"the {_WORDS[anomaly.statistic]} of {subject} is {anomaly.value:.4g} at step {anomaly.step}"
+        before = f"{anomaly.expected:.4g} at step {anomaly.last_clean}"
+        return f"{size}, {before}: the optimizer's updates cannot have moved it so far"
 
 
 def _sizes(observed: Observed, rows: Integers) -> _Sizes:

@@ -41,7 +41,8 @@ PART: Final = "operations"
 """The part of the monitor that a failure here switches off."""
 
 SEEN: Final = 5
-"""Passes in which a constant or the operations were the same before another counts."""
+"""Passes in which a constant or the operations were the same before another counts; as many again for each time that it
+was another since the run began: the sum of a mask of padding is the same for five batches by chance."""
 
 SEEN_FOR_FEWER: Final = 8
 """The same where operations are only left out, or only added: layers drop out at random, and experts get no token."""
@@ -90,19 +91,21 @@ class _Held:
     new: Any = None
     lasted: int = 0
     varies: bool = False
+    changes: int = 0
 
     def take(self, value: Any, number: int, seen: int, lasts: int) -> bool:
         """Take in the value of pass `number`; return whether it is another now, after `seen` passes alike.
 
-        After `lasts` such passes it `varies`, and is another no more.
+        One that has had other values needs as many passes again for each change. After `lasts` such passes it `varies`,
+        and is another no more.
         """
         if self.varies:
             return False
         if value == self.usual:
             self.varies = self.lasted > 0  # it came and went
             return False
-        if number - self.since < seen:
-            self.usual, self.since, self.lasted = value, number, 0
+        if number - self.since < seen * (1 + self.changes):
+            self.usual, self.since, self.lasted, self.changes = value, number, 0, self.changes + 1
             return False
         if self.lasted and not _are_alike(self.usual, self.new, value):
             self.varies = True

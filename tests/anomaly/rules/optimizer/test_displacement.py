@@ -67,6 +67,21 @@ def test_one_weight_that_was_overwritten_is_named_at_the_next_sample(tmp_path, n
     assert "weight" in line
 
 
+@pytest.mark.parametrize("name", ["AdamW", "momentum"])
+def test_a_sign_that_flips_shows_where_no_size_changes(tmp_path, name):
+    def harm(model, step):
+        with torch.no_grad():
+            weight = next(model.parameters()).view(-1)
+            if step == 10:
+                weight[3] = 2.0  # once: rules begin after three samples
+            if step == 83:
+                weight[3] = -weight[3]
+
+    [line] = found(tmp_path, OPTIMIZERS[name], harm)
+    assert '"step": 90' in line
+    assert '"statistic": "min"' in line or '"statistic": "max"' in line
+
+
 @pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 1), (torch.bfloat16, 0)])
 def test_a_small_leap_counts_where_rounding_makes_none(tmp_path, dtype, count):
     """A learned temperature that is set back: 3 percent of it, where updates move it by less than a hundredth."""

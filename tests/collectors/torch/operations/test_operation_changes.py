@@ -183,6 +183,14 @@ def test_numbers_that_are_random_have_no_rows():
     assert changes(shaken, at=0) == []
 
 
+@reads_tensors
+def test_numbers_that_varied_are_no_constant_because_some_passes_had_the_same():
+    def shaken(net, step):
+        net.second.scale = 0.2 if 20 <= step < 27 else random.Random(step).random()
+
+    assert changes(shaken, at=0) == []
+
+
 def test_a_young_run_has_no_rows():
     assert changes(setting("act", torch.relu), at=4) == []
     assert changes(setting("residual", False), at=7) == []
