@@ -53,6 +53,11 @@ FLAG_P: Final = 2e-3
 gradient norm first, and these lead a divergence by steps."""
 
 
+_NUMBERS: Final = frozenset({"int64", "int32", "int16"})
+"""Dtypes of inputs whose elements are numbers of tokens or of classes: their mean says little. Labels that are padded
+with −100 have another one where all targets of a batch are equally long by chance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outliers:
     """The outliers of one record: its scores, the verdict, and masks of shape (n,).
@@ -110,6 +115,8 @@ class OutlierDetector:
         self._levels, self._data = LevelShifts(arrays), arrays.shared(DataDependence)
         self._loss_level, self._input_level = LossLevel(arrays), InputLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
+        self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
+        self._holds_numbers = arrays.layouts.column(bool, of=lambda layout: layout.dtype in _NUMBERS)
         self._surprises: dict[str, Surprises] = {}
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
         self._records = 0
@@ -151,6 +158,8 @@ class OutlierDetector:
         odd_scalars: Mask = scalar & (scored.score >= LEAST_OF_SCALARS)
         wrong = rejected & observed.facts.watched[record.where]
         listed = self._listed(scored, verdict, judged, odd_scalars, record.step) & ~wrong
+        if verdict.alarm and listed.any() and not (listed & ~self._are_numbers(record)).any():
+            verdict = replace(verdict, alarm=False)
         make = OutlierFindings(observed, scored, divisor)
         in_a_row = self.scoring.baseline.outliers[record.where]
         levels = self._levels.judge(observed, scored, divisor, rejected, self._loss_level)
@@ -231,6 +240,11 @@ class OutlierDetector:
     @property
     def _is_ready(self) -> bool:
         return self._records >= WARM_UP
+
+    def _are_numbers(self, record: StepRecord) -> Mask:
+        """Return which rows are inputs of the model that hold numbers of tokens or classes; alone they alarm nobody."""
+        found: Mask = self._is_input.values[record.where] & self._holds_numbers.values[record.layouts]
+        return found
 
     def _surprises_of(self, record: StepRecord) -> Surprises:
         """Return the surprises of records with the same groups of series."""

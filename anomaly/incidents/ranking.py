@@ -22,6 +22,7 @@ from trainsentry.anomaly.anomaly import (
 from trainsentry.anomaly.finding import ALL
 from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
 from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
+from trainsentry.anomaly.rules.data.missing_input import MissingInputRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.operations import OperationsRule
 from trainsentry.anomaly.rules.registry import detectors
@@ -292,11 +293,12 @@ def _unused_modules(anomalies: list[Anomaly]) -> dict[tuple[int, str], int]:
 def _is_changed_by_code(anomaly: Anomaly) -> bool:
     """Whether nothing that training does changes an activation or its data so.
 
-    That is another dtype, other operations, rounded values, a mask that masks no more, or copies within a batch.
+    That is another dtype, other operations, rounded values, a mask that masks no more, copies within a batch, or an
+    input that is given no more.
     """
     if anomaly.detector == ZeroPatternRule.name:
         return anomaly.value == 0
-    if anomaly.detector in {RepeatedSamplesRule.name, OperationsRule.name}:
+    if anomaly.detector in {RepeatedSamplesRule.name, OperationsRule.name, MissingInputRule.name}:
         return True
     return anomaly.kind in {DTYPE_CHANGE, PRECISION} and anomaly.quantity == ACTIVATION_OUTPUT
 

@@ -16,6 +16,7 @@ from trainsentry.anomaly.rules.clamped import ClampedRule
 from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.data.input_drift import InputDriftRule
+from trainsentry.anomaly.rules.data.missing_input import MissingInputRule
 from trainsentry.anomaly.rules.data.repeated_data import RepeatedDataRule
 from trainsentry.anomaly.rules.data.repeated_micro_batch import RepeatedMicroBatchRule
 from trainsentry.anomaly.rules.data.repeated_random import RepeatedRandomRule
@@ -79,6 +80,7 @@ _RULES: Final[list[type[Rule]]] = [
     GradientGainRule,
     LossScaleRule,
     LayerOutlierRule,
+    MissingInputRule,
     RepeatedDataRule,
     RepeatedMicroBatchRule,
     RepeatedSamplesRule,

@@ -8,7 +8,7 @@ from trainsentry.anomaly.anomaly import DUPLICATE_DATA, STALE, Anomaly
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import DATA, Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
-from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import (
     ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
@@ -18,7 +18,7 @@ from trainsentry.collectors.series import (
     STEP_COUNTER,
     Series,
 )
-from trainsentry.collectors.statistics import INFS, NANS, NORM, STATISTICS, fingerprints
+from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM, STATISTICS, fingerprints
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as float64 sums of a tensor that moved never repeat by chance."""
@@ -49,6 +49,9 @@ EXACT: Final = frozenset({"float32", "float64"})
 
 MOVING_PEERS: Final = 0.5
 """Share of a quantity's other series that must move: where none does, nothing was computed or nothing was updated."""
+
+TWO_VALUES: Final = 1e-9
+"""Largest mean of (x − min)(x − max), as a share of the squared range, of tensors that hold two values: rounding."""
 
 MAY_REST: Final = frozenset({STEP_COUNTER, "max_exp_avg_sq", "step_size"})
 """State that is not judged: counts of steps, largest values so far (amsgrad), and step sizes between bounds (Rprop)."""
@@ -111,6 +114,7 @@ class StaleRule(Rule):
         if not suspects.any():
             return []
         suspects &= (kinds == _INPUT) | self._peers_move(kinds, same)
+        suspects &= ~_has_two_values(values[rows], observed.numel[rows])
         return [
             self._finding(int(ids[i]), int(rows[i]), float(values[rows[i], NORM]), data=bool(kinds[i] == _INPUT))
             for i in rows_where(suspects).tolist()
@@ -175,6 +179,18 @@ class StaleRule(Rule):
             f"{subject} does not move: it is exactly the same since step {anomaly.step} (norm {anomaly.value:.6g}), "
             "while others of its kind change"
         )
+
+
+def _has_two_values(values: Floats, numel: Floats) -> Mask:
+    """Return which tensors hold their least and their largest value alone, as masks do.
+
+    Then (x − min)(x − max) is zero for each element, and so is its mean. What such tensors are told apart by is only
+    how many elements have either value, which is the same for two batches by chance.
+    """
+    low, high = values[:, MIN], values[:, MAX]
+    inside = values[:, NORM] ** 2 / numel - (low + high) * values[:, MEAN] + low * high
+    found: Mask = np.abs(inside) <= TWO_VALUES * (high - low) ** 2
+    return found
 
 
 def _kind(series: Series) -> int:

@@ -1,5 +1,6 @@
 """An activation of which a part was zero at every sample and nothing is any more, or the other way round."""
 
+from dataclasses import replace
 from typing import ClassVar, Final
 
 import numpy as np
@@ -9,7 +10,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
-from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, SETTING, Series
+from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, GRADIENT, SETTING, Series
 from trainsentry.collectors.statistics import NORM, ZEROS
 
 SCORE: Final = 50.0
@@ -22,17 +23,25 @@ activations are sampled at every tenth step, levels are known only after three h
 
 CONFIRMED: Final = 3
 EQUAL: Final = 1.1
+EQUAL_OF_GRADIENTS: Final = 1.5
 """Samples in a row with the other pattern, and the largest quotient of their shares: a branch that is left out at
-random makes whole samples zero, now more and now less. An output whose pattern has changed is followed no more."""
+random makes whole samples zero, now more and now less. Which rows of a table get a gradient depends on the batch. An
+output whose pattern has changed is followed no more."""
 
 FEWEST: Final = 32
 SHARE: Final = 0.05
-"""Zero elements, and share of the output, that make a pattern: activations that saturate become zero one by one, and a
-sum of rectified ones is zero at a few places until it is not."""
+SHARE_OF_GRADIENTS: Final = 0.1
+"""Zero elements, and share of the tensor, that make a pattern: activations that saturate become zero one by one, and a
+sum of rectified ones is zero at a few places until it is not. A rectified unit that falls silent, as some do, takes a
+row of a gradient with it."""
 
 EXACT: Final = 4
 """Zero elements that make a pattern of an output that had none, where their number is the same in each sample: a kernel
 that leaves out the edge of its output (a row of one channel) makes as many each time, and chance does not."""
+
+FEWEST_OF_INPUT: Final = 8
+"""Zero elements in each batch that make a pattern of the model's own input, whatever its share: as many tokens of one
+number do not all go by chance."""
 
 STEADY: Final = 2.0
 """Largest quotient of the shares of zeros of a pattern: what a mask or a rectifier gives is steady, what batches of
@@ -49,12 +58,14 @@ class ZeroPatternRule(Rule):
 
     A mask that is lost, a leaking rectifier and a dead channel change that from one step to the next. What a function
     between two modules computes, such as the weights of attention, is an input of the second one; zeros that come to
-    such an input may be a mask that begins on purpose, as of spectrograms. Gradients are left out, as a loss may stop
-    to ask something of some samples; and nothing is said where zeros come to the model's own input too, or go from it.
+    such an input may be a mask that begins on purpose, as of spectrograms. Gradients at activations are left out, as a
+    loss may stop to ask something of some samples; of those of weights, zeros that come are told: a table that is tied
+    to nothing any more. Where inputs of another size come, as many positions may have no gradient. Nothing is said of
+    others where zeros come to the model's own input, or go from it: that is the suspect of what follows, and no alarm.
     """
 
     name: ClassVar[str] = "zero_pattern"
-    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, SETTING})
+    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, GRADIENT, SETTING})
     statistics: ClassVar[frozenset[str]] = frozenset({"zeros"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -62,6 +73,8 @@ class ZeroPatternRule(Rule):
         self._dropouts = arrays.shared(Dropouts)
         self._follows = series.column(bool, of=_follows)
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
+        self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._resized_at = -1
         self._is_given = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and not s.is_model_input)
         self._pattern = series.column(np.int8, _MIXED)
         self._count, self._first = series.column(np.int64), series.column(np.int64)
@@ -86,34 +99,47 @@ class ZeroPatternRule(Rule):
         other_size = self._numel.values[ids] != observed.numel[rows]  # an expert, whose tokens are others each time
         self._count.values[ids[other_size]] = 0
         self._numel.values[ids] = observed.numel[rows]
-        now = np.where(count == 0, _NONE, np.where((count >= FEWEST) & (share >= SHARE), _SOME, _MIXED))
+        inputs, gradients = self._is_input.values[ids], self._is_gradient.values[ids]
+        if (other_size & inputs).any():
+            self._resized_at = record.step
+        least = np.where(gradients, SHARE_OF_GRADIENTS, SHARE)
+        some = (count >= FEWEST) & (share >= least) | inputs & (count >= FEWEST_OF_INPUT)
+        now = np.where(count == 0, _NONE, np.where(some, _SOME, _MIXED))
         changed = self._take_in(ids, now, share, record.step)
         if not changed.any():
             return []
         self._count.values[ids[changed]] = 0
-        changed &= ~(self._is_given.values[ids] & (share > 0))
-        inputs = self._is_input.values[ids]
-        together = changed.sum() > max(1, MOST_AT_ONCE * len(ids)) or (changed & inputs).any()
+        changed &= ~(self._is_given.values[ids] & (share > 0)) & ~(gradients & (share == 0))
+        changed &= ~gradients | (self._steady_at.values[ids] > self._resized_at)
+        of_input = changed & inputs
+        if of_input.any():
+            changed = of_input & (share == 0)
+        elif changed.sum() > max(1, MOST_AT_ONCE * len(ids)):
+            return []
         found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(changed).tolist()]
-        return [] if together else found
+        return [replace(finding, alarm=False) for finding in found] if of_input.any() else found
 
     def _take_in(self, ids: Integers, now: Integers, share: Floats, step: int) -> Mask:
         """Count the samples of a pattern; return which have had the other one for long enough."""
         count, pattern, other = self._count.values, self._pattern.values, self._other.values
         low, high = self._low.values, self._high.values
         known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN) & ~self._varies.values[ids]
-        few = known & (pattern[ids] == _NONE) & (now == _MIXED) & (share * self._numel.values[ids] >= EXACT)
+        gradients = self._is_gradient.values[ids]
+        usual = np.where(gradients, EQUAL_OF_GRADIENTS, EQUAL)
+        few = (
+            known & ~gradients & (pattern[ids] == _NONE) & (now == _MIXED) & (share * self._numel.values[ids] >= EXACT)
+        )
         now = np.where(few, _SOME, now)
         differs = known & (pattern[ids] != _MIXED) & (now != pattern[ids]) & (now != _MIXED)
         new = other[ids] == 0
         self._since.values[ids] = np.where(differs & new, step, self._since.values[ids])
         first_share = self._other_share.values[ids] = np.where(new, share, self._other_share.values[ids])
-        is_like = (pattern[ids] == _NONE) | _are_within(STEADY, low[ids], high[ids], share)
+        is_like = (pattern[ids] == _NONE) | self._is_input.values[ids] | _are_within(STEADY, low[ids], high[ids], share)
         steady = (count[ids] > 0) & (now == pattern[ids]) & is_like
         begins = ~differs & ~steady
         self._varies.values[ids] |= (
             (~new & ~differs)  # it was another for a sample or two
-            | (differs & ~_are_within(np.where(few, 1.0, EQUAL), first_share, share))
+            | (differs & ~_are_within(np.where(few, 1.0, usual), first_share, share))
             | (begins & (count[ids] > 0) & (now != pattern[ids]))
         )
         other[ids] = np.where(differs, other[ids] + 1, 0)
@@ -141,7 +167,7 @@ class ZeroPatternRule(Rule):
 
 
 def _follows(series: Series) -> bool:
-    return series.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT} or series.is_model_input
+    return series.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT, GRADIENT}
 
 
 def _are_within(factor: float | Floats, *shares: Floats) -> Mask:

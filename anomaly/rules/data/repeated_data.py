@@ -1,4 +1,4 @@
-"""A data loader that repeats a few old batches in the middle of an epoch."""
+"""A data loader that repeats a few old batches in the middle of an epoch, or serves batches twice in a row."""
 
 from collections import OrderedDict
 from typing import ClassVar, Final
@@ -29,8 +29,17 @@ LARGEST_SHARE: Final = 0.25
 """Share of the batches that may have been repeated before: above it the run repeats data by design (stages, epochs)."""
 
 
+ECHO: Final = "echo"
+ECHOES: Final = 3
+ECHO_WINDOW: Final = 12
+"""Batches that are that of the step before, and the steps within which so many of them are a fault: a loop may give one
+batch twice where its first update was skipped."""
+
+
 class RepeatedDataRule(Rule):
     """Finds a loader that repeats old batches: one comes a third time, and no new one came in between.
+
+    It also finds one that serves batches twice in a row, where the first fifty were all different.
 
     Batches are told apart by the model's inputs, where those are sampled at every step. A new epoch, in whatever order,
     is no finding, nor is a part of the data that is repeated and then followed by new batches.
@@ -49,6 +58,9 @@ class RepeatedDataRule(Rule):
         self._place = self._repeated = self._in_order = self._longest = 0
         self._last_place = self._since = -1
         self._by_design = False
+        self._last_batch = -1
+        self._echoes: list[int] = []  # the steps of batches that are that of the step before
+        self._is_echo = self._echoes_by_design = False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return a finding if the batch of the step before is an old one; a step may come in several records."""
@@ -69,6 +81,9 @@ class RepeatedDataRule(Rule):
         return found
 
     def _take(self, step: int, bits: int, series_id: int) -> list[Finding]:
+        return self._take_echo(step, bits, series_id) + self._take_repeated(step, bits, series_id)
+
+    def _take_repeated(self, step: int, bits: int, series_id: int) -> list[Finding]:
         known = self._seen.get(bits)
         if known is None:
             self._note_new(step, bits)
@@ -87,6 +102,21 @@ class RepeatedDataRule(Rule):
         detail = (DUPLICATE_DATA, self.name, "batch", float(first), float("nan"), SCORE)
         return [Finding(series_id, -1, *detail, step=step, last_clean=self._since - 1, passed_on=False)]
 
+    def _take_echo(self, step: int, bits: int, series_id: int) -> list[Finding]:
+        """Return a finding where this batch and two shortly before are each that of the step before, and no more."""
+        same, was_echo = bits == self._last_batch, self._is_echo
+        self._last_batch, self._is_echo = bits, same
+        if not same or was_echo or self._echoes_by_design:  # one that comes a third time is a stuck loader's
+            return []
+        self._echoes_by_design = len(self._seen) < LEAST_DIFFERENT
+        self._echoes = [*(s for s in self._echoes if s > step - ECHO_WINDOW), step]
+        if len(self._echoes) < ECHOES or self._echoes_by_design:
+            return []
+        self._echoes_by_design = True  # one finding is enough
+        first = self._echoes[0]
+        detail = (DUPLICATE_DATA, self.name, ECHO, float(first - 1), float("nan"), SCORE)
+        return [Finding(series_id, -1, *detail, step=first, last_clean=first - 1, passed_on=False)]
+
     def _note_new(self, step: int, bits: int) -> None:
         self._seen[bits] = (self._place, 1, step, step)
         self._place, self._in_order, self._longest, self._last_place, self._since = self._place + 1, 0, 0, -1, -1
@@ -95,6 +125,7 @@ class RepeatedDataRule(Rule):
             self._repeated -= times > 1
 
     def _forget(self) -> None:
+        self._echoes, self._last_batch, self._is_echo = [], -1, False
         self._seen.clear()
         self._place = self._repeated = self._in_order = self._longest = 0
         self._last_place = self._since = -1
@@ -103,6 +134,11 @@ class RepeatedDataRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return which old batch came again."""
+        if anomaly.statistic == ECHO:
+            return (
+                f"the data loader serves batches twice: {subject} of step {anomaly.step} is the batch of step "
+                f"{anomaly.value:.0f} again, and so it was twice more within {ECHO_WINDOW} steps"
+            )
         return (
             f"the data loader is repeating a few old batches: {subject} of step {anomaly.step} is the batch of step "
             f"{anomaly.value:.0f}, for the third time"

@@ -77,6 +77,7 @@ WITHOUT_A_NUMBER = {
         "checkpoint",
         "gradient_writes",
         "batch_rows",
+        "missing_input",
         "operations",
     ),
 }

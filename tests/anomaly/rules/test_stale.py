@@ -43,6 +43,21 @@ def test_one_gradient_that_is_that_of_the_step_before_is_told_unless_it_has_few_
     assert [f.step for f in found] == [61] * count
 
 
+def test_a_mask_that_hides_as_many_elements_by_chance_is_no_repetition(alone):
+    """Zeros and ones are told apart by their number alone; other values are not."""
+    for low, high, count in ((0.0, 1.0, 0), (-1.0, 0.0, 0), (-1.0, 1.0, 0), (0.0, 1.5, 1)):
+        records, found = Records(), []
+        rule = alone(StaleRule, records.table)
+        for step in range(80):
+            record = records.step(step, moving(step) | {MASK: 1.0})
+            ones = 5 if 60 <= step < 63 else step % 7
+            values = np.where(np.arange(16) < ones, min(high, 1.0), low)
+            values[-1] = high
+            record.values[-1, :4] = values.min(), values.max(), values.mean(), np.sqrt(np.sum(values**2))
+            found += rule(record)
+        assert len(found) == count
+
+
 def test_nothing_is_said_where_nothing_moves_or_the_gradient_is_gone(alone, judged):
     records = Records()
     rule = alone(StaleRule, records.table)

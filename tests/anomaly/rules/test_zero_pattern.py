@@ -14,8 +14,8 @@ OTHERS = [(f"layers.{i}.output.0", "activation_output") for i in range(4)]
 AT = 10 * SAMPLES
 
 
-def run(alone, zeros_of, steps=range(0, AT + 60, 10), settings=lambda _: {}, numel=lambda _: 1000):
-    """Return what is found over steps; `zeros_of(step)` gives the shares of zeros by series."""
+def run(alone, zeros_of, steps=range(0, AT + 60, 10), settings=lambda _: {}, numel=lambda _: 1000, alarm=True):
+    """Return the alarms, or the suspicions, over steps; `zeros_of(step)` gives the shares of zeros by series."""
     records, found = Records(), []
     rule = alone(ZeroPatternRule, records.table)
     for step in steps:
@@ -23,7 +23,7 @@ def run(alone, zeros_of, steps=range(0, AT + 60, 10), settings=lambda _: {}, num
         zeros = dict.fromkeys(OTHERS, 0.0) | zeros_of(step)
         record = records.step(step, dict.fromkeys(zeros, 1.0) | settings(step))
         record.values[: len(zeros), ZEROS] = list(zeros.values())
-        found += [(records.table.series[f.series_id].name, f.step, f.value) for f in rule(record)]
+        found += [(records.table.series[f.series_id].name, f.step, f.value) for f in rule(record) if f.alarm == alarm]
     return found
 
 
@@ -80,6 +80,41 @@ def test_what_batches_of_other_lengths_give_is_no_pattern(alone):
     assert run(alone, lambda s: {RELU: draw.uniform(0.06, 0.5) if s < AT else 0.0}) == []
     assert run(alone, lambda s: {RELU: 0.3 if s < AT else 0.0, DATA: 0.3 if s < AT else 0.0}) == []
     assert run(alone, lambda s: {RELU: 0.3 if s < AT else 0.0}, numel=lambda s: 900 + s) == []
+
+
+def test_zeros_that_go_from_the_models_input_are_the_suspect_and_no_alarm(alone):
+    draw = np.random.default_rng(0)
+    tokens = lambda s: draw.integers(8, 40) / 1000 if s < AT else 0.0  # noqa: E731 - of one number
+    zeros = lambda s: {RELU: 0.3 if s < AT else 0.0, DATA: tokens(s)}  # noqa: E731
+    assert run(alone, zeros, alarm=False) == [(DATA[0], AT, 0.0)]
+    assert run(alone, zeros) == []
+    assert run(alone, lambda s: {DATA: (4 if s == 30 else 20) / 1000 if s < AT else 0.0}, alarm=False) == []
+    assert run(alone, lambda s: {DATA: 0.0 if s < AT else tokens(0)}, alarm=False) == [], "padding"
+
+
+@pytest.mark.parametrize(
+    ("shares", "sizes", "count"),
+    [
+        (lambda s: 0.12 + 0.04 * (s // 10 % 2), None, 1),
+        (lambda s: 0.12 + 0.12 * (s // 10 % 2), None, 0),  # as many as the batch has it
+        (lambda s: 0.02, None, 0),
+        (lambda s: 0.06, None, 0),  # a silent unit
+        (lambda s: 0.12, 500, 0),  # shorter sequences: positions without a gradient
+    ],
+)
+def test_rows_of_a_table_that_get_no_gradient_any_more_are_told(alone, shares, sizes, count):
+    """As the table of a model whose output is tied to it no more."""
+    records, rule, found = Records(), None, []
+    rule, table = alone(ZeroPatternRule, records.table), ("shared.weight", "gradient")
+    whole, other = (records.table.layout_id(Layout((n,), "float32", n)) for n in (1000, sizes or 1000))
+    for step in range(0, AT + 60, 10):
+        record = records.step(step, dict.fromkeys([*OTHERS, table, DATA], 1.0))
+        record.layouts[:] = whole
+        record.layouts[-1] = other if step >= AT else whole
+        record.values[:, ZEROS] = [0.0] * len(OTHERS) + [shares(step) if step >= AT else 0.0, 0.0]
+        found += [(records.table.series[f.series_id].name, f.step) for f in rule(record)]
+    assert found == [(table[0], AT)] * count
+    assert run(alone, lambda s: {table: 0.3 if s < AT else 0.0}) == [], "all rows get one: by right"
 
 
 def test_a_young_run_and_what_most_tensors_do_at_once_are_no_fault(alone):

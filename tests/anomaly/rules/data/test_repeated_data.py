@@ -38,6 +38,12 @@ def test_a_loader_that_repeats_a_few_batches_is_found_within_its_second_round(ru
     assert (found.step, found.value, found.last_clean) == (94, 60, 89)
 
 
+def test_a_loader_that_begins_to_serve_batches_twice_is_found_at_the_third(rule):
+    twice = [b for b in range(60, 90) for _ in range(2)]
+    [found] = served([*range(60), *twice], rule)
+    assert (found.statistic, found.step, found.value, found.last_clean) == ("echo", 61, 60, 60)
+
+
 def shuffled(parts, epochs):
     """Return the batches of epochs in which the parts come in an order of their own."""
     order = [random.Random(e).sample(parts, len(parts)) for e in range(epochs)]
@@ -51,6 +57,9 @@ DONE = {
     "a few batches for ever": [*range(20)] * 12,
     "one batch": [0] * 200,
     "a rehearsal before the run": [*range(10), *range(10), *range(10, 200)],
+    "each batch twice": [b for b in range(100) for _ in range(2)],
+    "a batch twice now and then": [b for b in range(200) for _ in range(1 + (b % 9 == 8))],
+    "a loader that is stuck": [*range(60), *[60] * 30],  # another rule's
     "each batch four times": [b for b in range(100) for _ in range(4)],
     "drawn with replacement": random.Random(0).choices(range(2000), k=1500),
     "twice in order, then new": [*range(100), *range(100), *range(100, 1000)],
