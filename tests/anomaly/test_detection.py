@@ -35,6 +35,17 @@ def test_a_spike_is_reported_and_not_learned():
         assert found.score > 8
 
 
+@pytest.mark.parametrize(("dtype", "alarms"), [("int64", [False, True]), ("float32", [True, True])])
+def test_numbers_of_tokens_or_classes_that_are_odd_by_themselves_are_a_suspect_and_alarm_nobody(dtype, alarms):
+    data = ("input.labels", "activation_input")
+    records, detection = setup([data, W], steps=100, dtype=dtype)
+    alone = detection.judge(records.step(100, {data: 1e4, W: 1.0}))
+    healthy(records, detection, 50, [data, W], start=101)
+    with_others = detection.judge(records.step(151, {data: 1e4, W: 1e4}))
+    assert [any(a.alarm for a in found) for found in (alone, with_others)] == alarms
+    assert "input.labels" in {a.name for a in alone}
+
+
 def test_a_level_that_stays_becomes_normal():
     records, detection = setup()
     found = [detection.judge(records.step(40 + i, {W: 50.0 * (1 + i % 3 / 10)})) for i in range(60)]
