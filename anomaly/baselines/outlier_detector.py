@@ -55,7 +55,10 @@ gradient norm first, and these lead a divergence by steps."""
 
 _NUMBERS: Final = frozenset({"int64", "int32", "int16"})
 """Dtypes of inputs whose elements are numbers of tokens or of classes: their mean says little. Labels that are padded
-with −100 have another one where all targets of a batch are equally long by chance."""
+with −100 have another one where all targets of a batch are equally long by chance, so no verdict rests on them, unless
+`PERSISTS` samples before were as odd."""
+
+PERSISTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +153,16 @@ class OutlierDetector:
             self.scoring.expect_change()
         self._expect_levels(may_all_change=is_declared or self._known.is_resized(observed))
         divisor = self._known.divisors(record)
-        scored = self.scoring.score(
-            record.ids, finite_columns(record), observed.numel, scalar, divisor, judged & ~rejected
-        )
+        in_a_row = self.scoring.baseline.outliers[record.where]
+        numbers, columns = self._are_numbers(record) & (in_a_row < PERSISTS), finite_columns(record)
+        scored = self.scoring.score(record.ids, columns, observed.numel, scalar, divisor, judged & ~rejected & ~numbers)
+        scored.p[numbers & (scored.score >= LEAST_SCORE)] = ALARM_P  # they take part in an alarm, and make none
         allowed = self._allowed.in_a_step(self._known.seconds)
         verdict = self._surprises_of(record).judge(scored.surprise, allowed, ready=self._is_ready)
         odd_scalars: Mask = scalar & (scored.score >= LEAST_OF_SCALARS)
         wrong = rejected & observed.facts.watched[record.where]
         listed = self._listed(scored, verdict, judged, odd_scalars, record.step) & ~wrong
-        if verdict.alarm and listed.any() and not (listed & ~self._are_numbers(record)).any():
-            verdict = replace(verdict, alarm=False)
         make = OutlierFindings(observed, scored, divisor)
-        in_a_row = self.scoring.baseline.outliers[record.where]
         levels = self._levels.judge(observed, scored, divisor, rejected, self._loss_level)
         if self._levels.data_is_renewed:
             self._loss_level.reset()
@@ -242,7 +243,7 @@ class OutlierDetector:
         return self._records >= WARM_UP
 
     def _are_numbers(self, record: StepRecord) -> Mask:
-        """Return which rows are inputs of the model that hold numbers of tokens or classes; alone they alarm nobody."""
+        """Return which rows are inputs of the model that hold numbers of tokens or of classes."""
         found: Mask = self._is_input.values[record.where] & self._holds_numbers.values[record.layouts]
         return found
 

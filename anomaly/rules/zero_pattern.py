@@ -60,7 +60,7 @@ class ZeroPatternRule(Rule):
     between two modules computes, such as the weights of attention, is an input of the second one; zeros that come to
     such an input may be a mask that begins on purpose, as of spectrograms. Gradients at activations are left out, as a
     loss may stop to ask something of some samples; of those of weights, zeros that come are told: a table that is tied
-    to nothing any more. Where inputs of another size come, as many positions may have no gradient. Nothing is said of
+    to nothing any more. Where inputs are smaller than ever, some positions have no gradient. Nothing is said of
     others where zeros come to the model's own input, or go from it: that is the suspect of what follows, and no alarm.
     """
 
@@ -74,7 +74,7 @@ class ZeroPatternRule(Rule):
         self._follows = series.column(bool, of=_follows)
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
         self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
-        self._resized_at = -1
+        self._least_numel, self._shrunk_at = series.column(np.float64, np.inf), -1
         self._is_given = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and not s.is_model_input)
         self._pattern = series.column(np.int8, _MIXED)
         self._count, self._first = series.column(np.int64), series.column(np.int64)
@@ -100,8 +100,7 @@ class ZeroPatternRule(Rule):
         self._count.values[ids[other_size]] = 0
         self._numel.values[ids] = observed.numel[rows]
         inputs, gradients = self._is_input.values[ids], self._is_gradient.values[ids]
-        if (other_size & inputs).any():
-            self._resized_at = record.step
+        self._note_sizes(ids[inputs], observed.numel[rows][inputs], record.step)
         least = np.where(gradients, SHARE_OF_GRADIENTS, SHARE)
         some = (count >= FEWEST) & (share >= least) | inputs & (count >= FEWEST_OF_INPUT)
         now = np.where(count == 0, _NONE, np.where(some, _SOME, _MIXED))
@@ -110,7 +109,7 @@ class ZeroPatternRule(Rule):
             return []
         self._count.values[ids[changed]] = 0
         changed &= ~(self._is_given.values[ids] & (share > 0)) & ~(gradients & (share == 0))
-        changed &= ~gradients | (self._steady_at.values[ids] > self._resized_at)
+        changed &= ~gradients | (self._steady_at.values[ids] > self._shrunk_at)
         of_input = changed & inputs
         if of_input.any():
             changed = of_input & (share == 0)
@@ -118,6 +117,12 @@ class ZeroPatternRule(Rule):
             return []
         found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(changed).tolist()]
         return [replace(finding, alarm=False) for finding in found] if of_input.any() else found
+
+    def _note_sizes(self, ids: Integers, numel: Floats, step: int) -> None:
+        """Note when an input was smaller than ever before."""
+        if (numel < self._least_numel.values[ids]).any():
+            self._shrunk_at = step
+        self._least_numel.values[ids] = np.fmin(self._least_numel.values[ids], numel)
 
     def _take_in(self, ids: Integers, now: Integers, share: Floats, step: int) -> Mask:
         """Count the samples of a pattern; return which have had the other one for long enough."""
