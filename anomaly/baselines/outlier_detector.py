@@ -21,7 +21,7 @@ from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.statistics import INFS, NANS, VALUE
+from trainsentry.collectors.statistics import INFS, NANS, VALUE, ZEROS
 
 WARM_UP: Final = 16
 """Records before the first alarm: the detector must first see the range of healthy scores."""
@@ -56,7 +56,7 @@ gradient norm first, and these lead a divergence by steps."""
 _NUMBERS: Final = frozenset({"int64", "int32", "int16"})
 """Dtypes of inputs whose elements are numbers of tokens or of classes: their mean says little. Labels that are padded
 with −100 have another one where all targets of a batch are equally long by chance, so no verdict rests on them, unless
-`PERSISTS` samples before were as odd."""
+`PERSISTS` samples before were odd too, or a batch has more zeros than any: a part of it is missing."""
 
 PERSISTS: Final = 2
 
@@ -119,6 +119,7 @@ class OutlierDetector:
         self._loss_level, self._input_level = LossLevel(arrays), InputLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
+        self._most_zeros = arrays.series.column(np.float64, np.nan)
         self._holds_numbers = arrays.layouts.column(bool, of=lambda layout: layout.dtype in _NUMBERS)
         self._surprises: dict[str, Surprises] = {}
         self._alarm_step = self._trouble_step = self._last_trouble = -AFTERMATH - 1
@@ -153,9 +154,10 @@ class OutlierDetector:
             self.scoring.expect_change()
         self._expect_levels(may_all_change=is_declared or self._known.is_resized(observed))
         divisor = self._known.divisors(record)
-        in_a_row = self.scoring.baseline.outliers[record.where]
-        numbers, columns = self._are_numbers(record) & (in_a_row < PERSISTS), finite_columns(record)
+        in_a_row, columns = self.scoring.baseline.outliers[record.where], finite_columns(record)
+        numbers = self._are_numbers(record) & (in_a_row < PERSISTS)
         scored = self.scoring.score(record.ids, columns, observed.numel, scalar, divisor, judged & ~rejected & ~numbers)
+        self._note_zeros(record, scored.score < LEAST_SCORE)
         scored.p[numbers & (scored.score >= LEAST_SCORE)] = ALARM_P  # they take part in an alarm, and make none
         allowed = self._allowed.in_a_step(self._known.seconds)
         verdict = self._surprises_of(record).judge(scored.surprise, allowed, ready=self._is_ready)
@@ -243,9 +245,15 @@ class OutlierDetector:
         return self._records >= WARM_UP
 
     def _are_numbers(self, record: StepRecord) -> Mask:
-        """Return which rows are inputs of the model that hold numbers of tokens or of classes."""
+        """Return which rows are inputs of the model that hold numbers, with no more zeros than healthy batches had."""
         found: Mask = self._is_input.values[record.where] & self._holds_numbers.values[record.layouts]
+        found &= ~(record.columns[ZEROS] > self._most_zeros.values[record.where])
         return found
+
+    def _note_zeros(self, record: StepRecord, healthy: Mask) -> None:
+        """Note the largest share of zeros that each series has had in healthy records."""
+        most, ids, share = self._most_zeros.values, record.ids[healthy], record.columns[ZEROS, healthy]
+        most[ids] = np.fmax(most[ids], share)
 
     def _surprises_of(self, record: StepRecord) -> Surprises:
         """Return the surprises of records with the same groups of series."""

@@ -5,6 +5,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
+from trainsentry.collectors.statistics import ZEROS
 
 NAN, INF = float("nan"), float("inf")
 W = ("fc.weight", "gradient")
@@ -44,6 +45,14 @@ def test_numbers_of_tokens_or_classes_that_are_odd_by_themselves_are_a_suspect_a
     with_others = detection.judge(records.step(151, {data: 1e4, W: 1e4}))
     assert [any(a.alarm for a in found) for found in (alone, with_others)] == alarms
     assert "input.labels" in {a.name for a in with_others}
+
+
+def test_tokens_of_which_a_part_is_missing_alarm():
+    tokens = ("input.0", "activation_input")
+    records, detection = setup([tokens, W], steps=100, dtype="int64")
+    record = records.step(100, {tokens: 1.0, W: 1.0})
+    record.values[0, ZEROS] = 0.5
+    assert [(a.name, a.statistic, a.alarm) for a in detection.judge(record)] == [("input.0", "zeros", True)]
 
 
 def test_a_level_that_stays_becomes_normal():
