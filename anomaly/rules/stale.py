@@ -33,6 +33,9 @@ REPEATS: Final = 2
 """Samples equal to the one before that make a finding; a loader that echoes each batch by design repeats from its first
 steps on, and then twice its longest repetition counts."""
 
+MASK_REPEATS: Final = 8
+"""The same for an input of two values, such as a mask: as many elements are hidden in a few batches by chance."""
+
 GRADIENT_REPEATS: Final = 1
 MANY_ELEMENTS: Final = 64
 """The same for a gradient of so many elements beside others that move: weights move at each update, so no batch gives
@@ -107,6 +110,9 @@ class StaleRule(Rule):
         same = self._follow(ids, fingerprints(values[rows]), record.step)
         repeats = self._repeats.values[ids]
         fewest = np.where(observed.numel[rows] < MANY_ELEMENTS, np.maximum(_REPEATS[kinds], REPEATS), _REPEATS[kinds])
+        inputs = rows_where(kinds == _INPUT)
+        masks = inputs[_has_two_values(values[rows[inputs]], observed.numel[rows[inputs]])]
+        fewest[masks] = MASK_REPEATS
         enough = np.maximum(fewest, 2 * self._longest.values[ids])
         suspects = (repeats == enough) & (
             self._varied.values[ids] >= np.where(kinds == _INPUT, INPUTS_BEFORE, VARIED_BEFORE)
@@ -114,7 +120,7 @@ class StaleRule(Rule):
         if not suspects.any():
             return []
         suspects &= (kinds == _INPUT) | self._peers_move(kinds, same)
-        suspects &= ~_has_two_values(values[rows], observed.numel[rows])
+        suspects &= (kinds == _INPUT) | ~_has_two_values(values[rows], observed.numel[rows])
         return [
             self._finding(int(ids[i]), int(rows[i]), float(values[rows[i], NORM]), data=bool(kinds[i] == _INPUT))
             for i in rows_where(suspects).tolist()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
-from trainsentry.anomaly.rules.stale import REPEATS, VARIED_BEFORE, StaleRule
+from trainsentry.anomaly.rules.stale import MASK_REPEATS, REPEATS, VARIED_BEFORE, StaleRule
 from trainsentry.collectors.series import Layout
 
 GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(4)]
@@ -45,13 +45,19 @@ def test_one_gradient_that_is_that_of_the_step_before_is_told_unless_it_has_few_
 
 def test_a_mask_that_hides_as_many_elements_by_chance_is_no_repetition(alone):
     """Zeros and ones are told apart by their number alone; other values are not."""
-    for low, high, count in ((0.0, 1.0, 0), (-1.0, 0.0, 0), (-1.0, 1.0, 0), (0.0, 1.5, 1)):
+    for low, high, repeats, count in (
+        (0, 1, 3, 0),
+        (-1, 0, 3, 0),
+        (-1, 1, 3, 0),
+        (0, 1, MASK_REPEATS + 1, 1),
+        (0, 1.5, 3, 1),
+    ):
         records, found = Records(), []
         rule = alone(StaleRule, records.table)
         for step in range(80):
             record = records.step(step, moving(step) | {MASK: 1.0})
-            ones = 5 if 60 <= step < 63 else step % 7
-            values = np.where(np.arange(16) < ones, min(high, 1.0), low)
+            ones = 5 if 60 <= step < 60 + repeats else step % 7
+            values = np.where(np.arange(16) < ones, min(high, 1), low).astype(float)
             values[-1] = high
             record.values[-1, :4] = values.min(), values.max(), values.mean(), np.sqrt(np.sum(values**2))
             found += rule(record)
