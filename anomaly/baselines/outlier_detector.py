@@ -155,10 +155,12 @@ class OutlierDetector:
         self._expect_levels(may_all_change=is_declared or self._known.is_resized(observed))
         divisor = self._known.divisors(record)
         in_a_row, columns = self.scoring.baseline.outliers[record.where], finite_columns(record)
-        numbers = self._are_numbers(record) & (in_a_row < PERSISTS)
-        scored = self.scoring.score(record.ids, columns, observed.numel, scalar, divisor, judged & ~rejected & ~numbers)
-        self._note_zeros(record, scored.score < LEAST_SCORE)
-        scored.p[numbers & (scored.score >= LEAST_SCORE)] = ALARM_P  # they take part in an alarm, and make none
+        inputs = rows_where(self._is_input.values[record.where] & self._holds_numbers.values[record.layouts])
+        trusted, numbers = judged & ~rejected, inputs[self._say_little(record, inputs, in_a_row)]
+        trusted[numbers] = False
+        scored = self.scoring.score(record.ids, columns, observed.numel, scalar, divisor, trusted)
+        self._note_zeros(record, inputs[scored.score[inputs] < LEAST_SCORE])
+        scored.p[numbers[scored.score[numbers] >= LEAST_SCORE]] = ALARM_P  # they take part in an alarm, and make none
         allowed = self._allowed.in_a_step(self._known.seconds)
         verdict = self._surprises_of(record).judge(scored.surprise, allowed, ready=self._is_ready)
         odd_scalars: Mask = scalar & (scored.score >= LEAST_OF_SCALARS)
@@ -244,16 +246,16 @@ class OutlierDetector:
     def _is_ready(self) -> bool:
         return self._records >= WARM_UP
 
-    def _are_numbers(self, record: StepRecord) -> Mask:
-        """Return which rows are inputs of the model that hold numbers, with no more zeros than healthy batches had."""
-        found: Mask = self._is_input.values[record.where] & self._holds_numbers.values[record.layouts]
-        found &= ~(record.columns[ZEROS] > self._most_zeros.values[record.where])
+    def _say_little(self, record: StepRecord, inputs: Integers, in_a_row: Integers) -> Mask:
+        """Return which inputs of numbers say little: not for long, and with no more zeros than healthy batches had."""
+        usual = self._most_zeros.values[record.ids[inputs]]
+        found: Mask = (in_a_row[inputs] < PERSISTS) & ~(record.columns[ZEROS, inputs] > usual)
         return found
 
-    def _note_zeros(self, record: StepRecord, healthy: Mask) -> None:
-        """Note the largest share of zeros that each series has had in healthy records."""
-        most, ids, share = self._most_zeros.values, record.ids[healthy], record.columns[ZEROS, healthy]
-        most[ids] = np.fmax(most[ids], share)
+    def _note_zeros(self, record: StepRecord, inputs: Integers) -> None:
+        """Note the largest share of zeros that inputs have had in healthy batches."""
+        most, ids = self._most_zeros.values, record.ids[inputs]
+        most[ids] = np.fmax(most[ids], record.columns[ZEROS, inputs])
 
     def _surprises_of(self, record: StepRecord) -> Surprises:
         """Return the surprises of records with the same groups of series."""

@@ -27,6 +27,7 @@ from trainsentry.anomaly.rules.gradients.changed_gradient import ChangedGradient
 from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
+from trainsentry.anomaly.rules.gradients.rows_without_gradient import RowsWithoutGradientRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
@@ -78,6 +79,7 @@ _RULES: Final[list[type[Rule]]] = [
     GradientScaleRule,
     GradientSumsRule,
     GradientGainRule,
+    RowsWithoutGradientRule,
     LossScaleRule,
     LayerOutlierRule,
     MissingInputRule,

@@ -194,8 +194,9 @@ def _has_two_values(values: Floats, numel: Floats) -> Mask:
     how many elements have either value, which is the same for two batches by chance.
     """
     low, high = values[:, MIN], values[:, MAX]
-    inside = values[:, NORM] ** 2 / numel - (low + high) * values[:, MEAN] + low * high
-    found: Mask = np.abs(inside) <= TWO_VALUES * (high - low) ** 2
+    with np.errstate(over="ignore", invalid="ignore"):  # squares of values near the largest double
+        inside = values[:, NORM] ** 2 / numel - (low + high) * values[:, MEAN] + low * high
+        found: Mask = np.abs(inside) < TWO_VALUES * (high - low) ** 2
     return found
 
 

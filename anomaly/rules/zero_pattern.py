@@ -10,7 +10,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
-from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, GRADIENT, SETTING, Series
+from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, SETTING, Series
 from trainsentry.collectors.statistics import NORM, ZEROS
 
 SCORE: Final = 50.0
@@ -23,17 +23,13 @@ activations are sampled at every tenth step, levels are known only after three h
 
 CONFIRMED: Final = 3
 EQUAL: Final = 1.1
-EQUAL_OF_GRADIENTS: Final = 1.5
 """Samples in a row with the other pattern, and the largest quotient of their shares: a branch that is left out at
-random makes whole samples zero, now more and now less. Which rows of a table get a gradient depends on the batch. An
-output whose pattern has changed is followed no more."""
+random makes whole samples zero, now more and now less. An output whose pattern has changed is followed no more."""
 
 FEWEST: Final = 32
 SHARE: Final = 0.05
-SHARE_OF_GRADIENTS: Final = 0.1
-"""Zero elements, and share of the tensor, that make a pattern: activations that saturate become zero one by one, and a
-sum of rectified ones is zero at a few places until it is not. A rectified unit that falls silent, as some do, takes a
-row of a gradient with it."""
+"""Zero elements, and share of the output, that make a pattern: activations that saturate become zero one by one, and a
+sum of rectified ones is zero at a few places until it is not."""
 
 EXACT: Final = 4
 """Zero elements that make a pattern of an output that had none, where their number is the same in each sample: a kernel
@@ -58,14 +54,13 @@ class ZeroPatternRule(Rule):
 
     A mask that is lost, a leaking rectifier and a dead channel change that from one step to the next. What a function
     between two modules computes, such as the weights of attention, is an input of the second one; zeros that come to
-    such an input may be a mask that begins on purpose, as of spectrograms. Gradients at activations are left out, as a
-    loss may stop to ask something of some samples; of those of weights, zeros that come are told: a table that is tied
-    to nothing any more. Where inputs are smaller than ever, some positions have no gradient. Nothing is said of
-    others where zeros come to the model's own input, or go from it: that is the suspect of what follows, and no alarm.
+    such an input may be a mask that begins on purpose, as of spectrograms. Gradients are left out, as a loss may stop
+    to ask something of some samples. Nothing is said of others where zeros come to the model's own input, or go from
+    it: that is the suspect of what follows, and no alarm.
     """
 
     name: ClassVar[str] = "zero_pattern"
-    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, GRADIENT, SETTING})
+    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, SETTING})
     statistics: ClassVar[frozenset[str]] = frozenset({"zeros"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -73,8 +68,6 @@ class ZeroPatternRule(Rule):
         self._dropouts = arrays.shared(Dropouts)
         self._follows = series.column(bool, of=_follows)
         self._is_input = series.column(bool, of=lambda s: s.is_model_input)
-        self._is_gradient = series.column(bool, of=lambda s: s.quantity == GRADIENT)
-        self._least_numel, self._shrunk_at = series.column(np.float64, np.inf), -1
         self._is_given = series.column(bool, of=lambda s: s.quantity == ACTIVATION_INPUT and not s.is_model_input)
         self._pattern = series.column(np.int8, _MIXED)
         self._count, self._first = series.column(np.int64), series.column(np.int64)
@@ -99,17 +92,14 @@ class ZeroPatternRule(Rule):
         other_size = self._numel.values[ids] != observed.numel[rows]  # an expert, whose tokens are others each time
         self._count.values[ids[other_size]] = 0
         self._numel.values[ids] = observed.numel[rows]
-        inputs, gradients = self._is_input.values[ids], self._is_gradient.values[ids]
-        self._note_sizes(ids[inputs], observed.numel[rows][inputs], record.step)
-        least = np.where(gradients, SHARE_OF_GRADIENTS, SHARE)
-        some = (count >= FEWEST) & (share >= least) | inputs & (count >= FEWEST_OF_INPUT)
+        inputs = self._is_input.values[ids]
+        some = ((count >= FEWEST) & (share >= SHARE)) | (inputs & (count >= FEWEST_OF_INPUT))
         now = np.where(count == 0, _NONE, np.where(some, _SOME, _MIXED))
         changed = self._take_in(ids, now, share, record.step)
         if not changed.any():
             return []
         self._count.values[ids[changed]] = 0
-        changed &= ~(self._is_given.values[ids] & (share > 0)) & ~(gradients & (share == 0))
-        changed &= ~gradients | (self._steady_at.values[ids] > self._shrunk_at)
+        changed &= ~(self._is_given.values[ids] & (share > 0))
         of_input = changed & inputs
         if of_input.any():
             changed = of_input & (share == 0)
@@ -118,22 +108,12 @@ class ZeroPatternRule(Rule):
         found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(changed).tolist()]
         return [replace(finding, alarm=False) for finding in found] if of_input.any() else found
 
-    def _note_sizes(self, ids: Integers, numel: Floats, step: int) -> None:
-        """Note when an input was smaller than ever before."""
-        if (numel < self._least_numel.values[ids]).any():
-            self._shrunk_at = step
-        self._least_numel.values[ids] = np.fmin(self._least_numel.values[ids], numel)
-
     def _take_in(self, ids: Integers, now: Integers, share: Floats, step: int) -> Mask:
         """Count the samples of a pattern; return which have had the other one for long enough."""
         count, pattern, other = self._count.values, self._pattern.values, self._other.values
         low, high = self._low.values, self._high.values
         known = (count[ids] >= SAMPLES) & (step - self._first.values[ids] >= SPAN) & ~self._varies.values[ids]
-        gradients = self._is_gradient.values[ids]
-        usual = np.where(gradients, EQUAL_OF_GRADIENTS, EQUAL)
-        few = (
-            known & ~gradients & (pattern[ids] == _NONE) & (now == _MIXED) & (share * self._numel.values[ids] >= EXACT)
-        )
+        few = known & (pattern[ids] == _NONE) & (now == _MIXED) & (share * self._numel.values[ids] >= EXACT)
         now = np.where(few, _SOME, now)
         differs = known & (pattern[ids] != _MIXED) & (now != pattern[ids]) & (now != _MIXED)
         new = other[ids] == 0
@@ -144,7 +124,7 @@ class ZeroPatternRule(Rule):
         begins = ~differs & ~steady
         self._varies.values[ids] |= (
             (~new & ~differs)  # it was another for a sample or two
-            | (differs & ~_are_within(np.where(few, 1.0, usual), first_share, share))
+            | (differs & ~_are_within(np.where(few, 1.0, EQUAL), first_share, share))
             | (begins & (count[ids] > 0) & (now != pattern[ids]))
         )
         other[ids] = np.where(differs, other[ids] + 1, 0)
@@ -172,7 +152,7 @@ class ZeroPatternRule(Rule):
 
 
 def _follows(series: Series) -> bool:
-    return series.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT, GRADIENT}
+    return series.quantity in {ACTIVATION_INPUT, ACTIVATION_OUTPUT}
 
 
 def _are_within(factor: float | Floats, *shares: Floats) -> Mask:

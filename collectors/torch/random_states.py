@@ -55,8 +55,7 @@ class _Generator:
 class RandomStates:
     """Appends `repeated_random.<device>`, how many steps ago a pass began with the same random numbers.
 
-    A state costs the host some ten microseconds and no device waits: generators are kept on the host. Nothing is read
-    while a stream is captured.
+    A state costs the host some ten microseconds, as torch keeps it there. Nothing is read while a stream is captured.
     """
 
     def __init__(self, rows: StepRows) -> None:

@@ -8,6 +8,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.data.repeated_data import PART
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
+from trainsentry.collectors.series import ACTIVATION_INPUT
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as what a call is given is counted and is no estimate."""
@@ -24,12 +25,16 @@ _Key = tuple[int, str]
 
 @dataclass(slots=True)
 class _Input:
-    """What is known of an input: its series, the newest step that gave it, and how many in a row had given it."""
+    """What is known of an input: its series, the newest step that gave it, and how many in a row had given it.
+
+    Since then it is missing in `missing` steps, from `since` on.
+    """
 
     series_id: int
     newest: int
     given: int = 1
     missing: int = 0
+    since: int = -1
 
 
 class MissingInputRule(Rule):
@@ -40,7 +45,7 @@ class MissingInputRule(Rule):
     """
 
     name: ClassVar[str] = "missing_input"
-    quantities: ClassVar[frozenset[str]] = frozenset({"activation_input"})
+    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT})
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -84,15 +89,17 @@ class MissingInputRule(Rule):
     def _is_lost(self, stage: int, known: _Input) -> bool:
         """Count a step without an input; return whether it was given before and has been missing for long enough."""
         known.missing += 1
+        known.since = self._step if known.missing == 1 else known.since
         return known.missing == MISSING and known.given >= GIVEN_BEFORE and self._new_at[stage] <= known.newest
 
     def _finding(self, key: _Key, known: _Input) -> Finding:
         detail = (OPTION_CHANGE, self.name, "given", 0.0, 1.0, SCORE)
-        since = self._step - MISSING + 1
-        where = {"step": max(since, known.newest + 1), "last_clean": known.newest, "passed_on": False}
+        where = {"step": known.since, "last_clean": known.newest, "passed_on": False}
         return Finding(known.series_id, -1, *detail, **where, name=key[1], quantity="data")  # type: ignore[arg-type]
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
-        """Return that the model gets the input no more."""
-        return f"the model is given {subject} no more from step {anomaly.step} on, which every step before gave it"
+        """Return what the model is called without."""
+        return (
+            f"from step {anomaly.step} on the program calls the model without {subject}, which the steps before gave it"
+        )

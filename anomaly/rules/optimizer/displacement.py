@@ -108,8 +108,8 @@ class DisplacementRule(Rule):
         owners = self._weight_of.values[observed.record.ids[rows]]
         now, before, bound = _sizes(observed, rows), self._weight.get(owners), self._bound.get(owners)
         extremes, were = observed.record.columns[[MIN, MAX]][:, rows], self._extremes.get(owners)
-        steps = np.abs(extremes - were)
-        moved = np.stack((np.abs(now[0] - before[0]), steps.max(axis=0)))
+        apart = np.abs(extremes - were)
+        moved = np.stack((np.abs(now[0] - before[0]), apart.max(axis=0)))
         trains = self._trains.get(owners) == 1  # copies of other weights move by no gradient of theirs
         known = np.isfinite(moved) & np.isfinite(bound) & trains
         is_rounded, longest = self._is_rounded.values[observed.record.layouts[rows]], self._longest.get(owners)
@@ -133,7 +133,7 @@ class DisplacementRule(Rule):
         place = int(rows_where(odd)[0])
         unit = math.sqrt(observed.numel[rows[place]])
         of_norm = "norm", float(now[0, place]) * unit, float(before[0, place]) * unit
-        end = int(steps[:, place].argmax())
+        end = int(apart[:, place].argmax())
         of_end = ("min", "max")[end], float(extremes[end, place]), float(were[end, place])
         series_id, row = int(observed.record.ids[rows[place]]), int(rows[place])
         detail = of_norm if beyond[0, place] else of_end

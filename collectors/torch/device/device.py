@@ -303,9 +303,12 @@ class Device:
         return list(get_all()) if get_all is not None else [self.module.get_rng_state()]
 
     def rng_state(self) -> Tensor | None:
-        """Return the state of the current device's generator; None when the process uses none. Waits for nothing."""
-        state: Tensor | None = self.module.get_rng_state() if self.is_in_use() else None
-        return state
+        """Return the state of the current device's generator; None where there is none to be read."""
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+            if self.is_in_use():
+                state: Tensor = self.module.get_rng_state()
+                return state
+        return None
 
     def restore_rng_states(self, states: Sequence[Tensor]) -> None:
         """Restore what `rng_states` returned."""

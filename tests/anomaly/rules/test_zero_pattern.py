@@ -92,31 +92,6 @@ def test_zeros_that_go_from_the_models_input_are_the_suspect_and_no_alarm(alone)
     assert run(alone, lambda s: {DATA: 0.0 if s < AT else tokens(0)}, alarm=False) == [], "padding"
 
 
-@pytest.mark.parametrize(
-    ("shares", "sizes", "count"),
-    [
-        (lambda s: 0.12 + 0.04 * (s // 10 % 2), None, 1),
-        (lambda s: 0.12 + 0.12 * (s // 10 % 2), None, 0),  # as many as the batch has it
-        (lambda s: 0.02, None, 0),
-        (lambda s: 0.06, None, 0),  # a silent unit
-        (lambda s: 0.12, 500, 0),  # shorter sequences: positions without a gradient
-    ],
-)
-def test_rows_of_a_table_that_get_no_gradient_any_more_are_told(alone, shares, sizes, count):
-    """As the table of a model whose output is tied to it no more."""
-    records, rule, found = Records(), None, []
-    rule, table = alone(ZeroPatternRule, records.table), ("shared.weight", "gradient")
-    whole, other = (records.table.layout_id(Layout((n,), "float32", n)) for n in (1000, sizes or 1000))
-    for step in range(0, AT + 60, 10):
-        record = records.step(step, dict.fromkeys([*OTHERS, table, DATA], 1.0))
-        record.layouts[:] = whole
-        record.layouts[-1] = other if step >= AT else whole
-        record.values[:, ZEROS] = [0.0] * len(OTHERS) + [shares(step) if step >= AT else 0.0, 0.0]
-        found += [(records.table.series[f.series_id].name, f.step) for f in rule(record)]
-    assert found == [(table[0], AT)] * count
-    assert run(alone, lambda s: {table: 0.3 if s < AT else 0.0}) == [], "all rows get one: by right"
-
-
 def test_a_young_run_and_what_most_tensors_do_at_once_are_no_fault(alone):
     assert run(alone, lambda s: {RELU: 0.5 if s < SPAN - 5 else 0.0}, range(SPAN + 20)) == []
     assert run(alone, lambda s: dict.fromkeys(OTHERS, 0.5 if s < AT else 0.0)) == []

@@ -6,6 +6,7 @@ import torch
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch import random_states
+from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.random_states import NEW_BEFORE, RandomStates
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -82,3 +83,18 @@ def test_no_more_states_are_remembered_than_stated(monkeypatch):
     states.open_step()
     passes(0, states.begin_pass)
     assert len(rows) == 0, "the state of the first step is forgotten"
+
+
+@pytest.mark.parametrize("error", [AttributeError, NotImplementedError, RuntimeError])
+def test_a_device_whose_numbers_cannot_be_read_is_left_out(monkeypatch, error):
+    class Backend:
+        @staticmethod
+        def get_rng_state():
+            raise error("not here")
+
+    other = Device("meta", has_float64=True)
+    monkeypatch.setattr(Device, "module", Backend)
+    monkeypatch.setattr(Device, "is_in_use", lambda _: True)
+    monkeypatch.setattr(random_states, "accelerator", lambda: other)
+    found = repeated(lambda s, begin: passes(s, begin, seed=1 if s in (25, 30) else None), 31)
+    assert found == [(30, 5.0)], "torch's own on the host is read"
