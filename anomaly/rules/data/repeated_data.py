@@ -1,10 +1,12 @@
-"""A data loader that repeats a few old batches in the middle of an epoch, or serves batches twice in a row."""
+"""A data loader that repeats old batches: in the middle of an epoch, twice in a row, or from the start after a resume."""
 
 from collections import OrderedDict
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.data.resumed_batches import IN_ORDER as RESUMED_IN_ORDER
+from trainsentry.anomaly.rules.data.resumed_batches import RESUMED, ResumedBatches
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT, Series
@@ -39,7 +41,8 @@ batch twice where its first update was skipped."""
 class RepeatedDataRule(Rule):
     """Finds a loader that repeats old batches: one comes a third time, and no new one came in between.
 
-    It also finds one that serves batches twice in a row, where the first fifty were all different.
+    It also finds one that serves batches twice in a row, where the first fifty were all different, and one that begins
+    anew when a run resumes from a checkpoint.
 
     Batches are told apart by the model's inputs, where those are sampled at every step. A new epoch, in whatever order,
     is no finding, nor is a part of the data that is repeated and then followed by new batches.
@@ -49,6 +52,7 @@ class RepeatedDataRule(Rule):
     speaks_for: ClassVar[str | None] = DUPLICATE_DATA
     quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_INPUT})
     statistics: ClassVar[frozenset[str]] = frozenset(STATISTICS)
+    state_key: ClassVar[str | None] = "batches"
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=_is_input)
@@ -61,6 +65,7 @@ class RepeatedDataRule(Rule):
         self._last_batch = -1
         self._echoes: list[int] = []  # the steps of batches that are that of the step before
         self._is_echo = self._echoes_by_design = False
+        self._resumed = ResumedBatches()
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return a finding if the batch of the step before is an old one; a step may come in several records."""
@@ -81,7 +86,8 @@ class RepeatedDataRule(Rule):
         return found
 
     def _take(self, step: int, bits: int, series_id: int) -> list[Finding]:
-        return self._take_echo(step, bits, series_id) + self._take_repeated(step, bits, series_id)
+        found = self._take_echo(step, bits, series_id) + self._take_repeated(step, bits, series_id)
+        return found + self._resumed.take(step, bits, series_id, self.name)
 
     def _take_repeated(self, step: int, bits: int, series_id: int) -> list[Finding]:
         known = self._seen.get(bits)
@@ -131,9 +137,24 @@ class RepeatedDataRule(Rule):
         self._last_place = self._since = -1
         self._by_design = False
 
+    def saved(self, count: int) -> list[list[int]]:
+        """Return the batches that the rule remembers."""
+        return self._resumed.saved(self._step, self._batch)
+
+    def load(self, saved: Any) -> None:
+        """Go on from a checkpoint; what came since it was saved is forgotten."""
+        self._resumed.load(saved)
+        self._step = -1
+        self._forget()
+
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return which old batch came again."""
+        if anomaly.statistic == RESUMED:
+            return (
+                f"the data loader began anew after the resume: {subject} of step {anomaly.step} is the batch of step "
+                f"{anomaly.value:.0f} again, and the next {RESUMED_IN_ORDER - 1} follow as they did then"
+            )
         if anomaly.statistic == ECHO:
             return (
                 f"the data loader serves batches twice: {subject} of step {anomaly.step} is the batch of step "

@@ -14,8 +14,10 @@ STEPS = 6
 
 
 class Tokens(torch.utils.data.Dataset):
+    samples = 64
+
     def __len__(self):
-        return 64
+        return self.samples
 
     def __getitem__(self, i):
         tokens = torch.randint(0, 64, (8,), generator=torch.Generator().manual_seed(i))
@@ -114,6 +116,22 @@ def test_a_resumed_training_goes_on_with_its_steps_and_learned_state(out, tmp_pa
     assert loaded == [saved]
     steps = sorted(s for path in (out / "rank0").glob("gradient_*.csv") for s in pd.read_csv(path).step.unique())
     assert steps == list(range(STEPS))
+
+
+def test_data_that_begin_anew_after_a_resume_are_told_and_data_that_go_on_are_not(out, tmp_path, monkeypatch):
+    monkeypatch.setattr(Tokens, "samples", 4 * 100)
+    saving = {"save_strategy": "steps", "save_steps": 60}
+    trainer(tmp_path / "trainer", callback(out), max_steps=60, **saving).train()
+    summaries = {}
+    for skip in (False, True):  # `ignore_data_skip` is how its users make that mistake
+        again = out.with_name(f"again_{skip}")
+        resumed = trainer(tmp_path / "trainer", callback(again), max_steps=66, ignore_data_skip=skip)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-60"))
+        lines = (again / "incidents.jsonl").read_text().splitlines() if (again / "incidents.jsonl").exists() else []
+        summaries[skip] = [json.loads(line)["summary"] for line in lines]
+    assert summaries[False] == []
+    assert "the data loader began anew after the resume: input.input_ids" in summaries[True][0]
+    assert "of step 60 is the batch of step 0 again" in summaries[True][0]
 
 
 def test_report_to_goes_on_beside_it(out, tmp_path, monkeypatch):
