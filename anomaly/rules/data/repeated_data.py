@@ -1,4 +1,4 @@
-"""A data loader that repeats old batches: in the middle of an epoch, twice in a row, or from the start after a resume."""
+"""A data loader that repeats old batches: in the middle of an epoch, twice in a row, or after a resume."""
 
 from collections import OrderedDict
 from typing import Any, ClassVar, Final

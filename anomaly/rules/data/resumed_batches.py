@@ -1,4 +1,4 @@
-"""Batches that come again after a resume: the data loader began anew instead of going on where the checkpoint was saved."""
+"""Batches that come again after a resume: the data loader began anew instead of going on."""
 
 from collections import deque
 from typing import Any, Final
@@ -7,12 +7,12 @@ from trainsentry.anomaly.anomaly import DUPLICATE_DATA
 from trainsentry.anomaly.finding import Finding
 
 SCORE: Final = 20.0
-"""Deviations: below the rules whose bounds hold for any run, as an epoch in order may end where a checkpoint is saved."""
+"""Deviations: below the rules whose bounds hold for any run, as an epoch in order may end where a run is saved."""
 
 FIRST: Final = 256
 NEWEST: Final = 2048
-"""Batches of the run that a checkpoint remembers, its first and its newest, at some 25 bytes each: a loader begins anew at
-the run's first batch, or at one that it had served shortly before the checkpoint."""
+"""Batches of the run that a checkpoint remembers, its first and its newest, at some 25 bytes each: a loader begins anew
+at the run's first batch, or at one that it had served shortly before the checkpoint."""
 
 LEAST_DIFFERENT: Final = 50
 """Different batches before the checkpoint: some runs train on a few batches again and again by design."""
