@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from trainsentry.collectors.run_settings import Settings
 from trainsentry.collectors.series import BUFFER, PARAMETER, UNKNOWN_REGION
 
 MODULUS: Final = 1 << 64
@@ -107,6 +108,9 @@ class FingerprintReader(Protocol):
 
         Returns whether passes will be seen; those of compiled models are not.
         """
+
+    def settings(self, *, last_step: bool) -> Settings:
+        """Return what the run is set to: with the modes and passes of the last step, or with those of this one."""
 
     def end_passes(self) -> None:
         """Give no more fingerprints before forward passes."""

@@ -180,6 +180,16 @@ class WatchedModel:
             self.guard.run("module_settings", self._module_settings.read)
 
     @property
+    def modes_at_step_end(self) -> Sequence[bool]:
+        """Which modules were in training mode when a step last ended."""
+        return self._modes.known
+
+    @property
+    def pass_forms(self) -> Any:
+        """The forms of this step's training passes, and of the last step's, as the framework notes them."""
+        return self._inputs.forms
+
+    @property
     def seconds_waited(self) -> float | None:
         """Seconds that this step waited for collectives; None where that is unknown."""
         waited: float | None = self.communication.seconds_waited if self.communication is not None else None

@@ -1,11 +1,12 @@
 """Compares the tensors of a resumed run with what was saved of them, and says what else they are."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from trainsentry.anomaly.checkpoints.saved_fingerprints import Saved, Sums
 from trainsentry.collectors.fingerprint import Fingerprint, Key, combined
+from trainsentry.collectors.run_settings import Settings
 from trainsentry.collectors.series import BUFFER
 
 CHANGED: Final = "changed"
@@ -32,7 +33,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Resumed:
-    """What one rank has loaded: the saved fingerprints, perhaps another rank's, and those of its tensors now.
+    """What one rank has loaded: the saved fingerprints, perhaps another rank's, and its tensors and `settings` now.
 
     `buffers_moved`: buffers were read after a forward pass, which may have changed them. `complete`: every optimizer is
     known, so that state which is not there is missing.
@@ -44,6 +45,7 @@ class Resumed:
     found: Found
     buffers_moved: bool = False
     complete: bool = True
+    settings: Settings = field(default_factory=dict)
 
     @property
     def is_own(self) -> bool:

@@ -1,4 +1,4 @@
-"""A resumed run whose tensors are not what its checkpoint saved."""
+"""A resumed run whose tensors, or settings, are not what its checkpoint saved."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,9 @@ from trainsentry.anomaly.checkpoints.comparison import (
     Resumed,
     mismatches,
 )
+from trainsentry.anomaly.checkpoints.setting_changes import TRAINING, SettingChange, setting_changes
+from trainsentry.anomaly.finding import DATA
+from trainsentry.anomaly.rules.module_setting import MODEL
 from trainsentry.collectors.fingerprint import Key
 from trainsentry.collectors.series import BUFFER, PARAMETER
 
@@ -35,6 +38,9 @@ an incident names."""
 MOST: Final = 1_000
 """Tensors told of one by one, a bound on the message."""
 
+_OF_SETTINGS: Final = frozenset({TRAINING, DATA, STATE})
+"""Quantities of changed settings, whose words are a sentence."""
+
 _KINDS: Final = {PARAMETER: "parameters", BUFFER: "buffers", STATE: "tensors of optimizer state"}
 
 
@@ -47,11 +53,11 @@ class CheckpointRule(Detector):
 
     @staticmethod
     def judge(step: int, ranks: Mapping[int, Resumed]) -> list[Anomaly]:
-        """Return the tensors that are not what was saved; where most of one kind are not, one anomaly for the kind."""
+        """Return settings and tensors that are not what was saved; where most of a kind are not, one anomaly for it."""
         found = mismatches(ranks)
         keys = {key for each in ranks.values() for key in (*each.saved.parts, *each.found)}
         saved_at = ranks[min(ranks)].saved.step
-        told: list[Anomaly] = []
+        told = [_setting(step, change) for change in setting_changes(ranks)]
         for kind in _KINDS:
             size = sum(_kind(key) == kind for key in keys)
             of_kind = [m for m in found if _kind(m.key) == kind]
@@ -66,7 +72,8 @@ class CheckpointRule(Detector):
         """Return which tensor is what instead of what was saved; the words are the anomaly's `statistic`."""
         if anomaly.quantity == BUFFER:
             subject = f"buffer {anomaly.name}"
-        said = anomaly.statistic if anomaly.name == ALL else f"{subject} {anomaly.statistic}"
+        whole = anomaly.name == ALL or anomaly.quantity in _OF_SETTINGS
+        said = anomaly.statistic if whole else f"{subject} {anomaly.statistic}"
         return f"{said} (resumed at step {anomaly.step})"
 
 
@@ -100,6 +107,10 @@ def _words(together: Sequence[Mismatch], kind: str, size: int, step: int) -> str
             "converted"
         )
     return f"{some} are not what was saved at step {step}"
+
+
+def _setting(step: int, change: SettingChange) -> Anomaly:
+    return _anomaly(step, (change.quantity, change.names[0] or MODEL), change.rank, change.words)
 
 
 def _anomaly(step: int, key: Key, rank: int, words: str) -> Anomaly:

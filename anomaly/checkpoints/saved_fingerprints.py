@@ -3,12 +3,13 @@
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from trainsentry.collectors.fingerprint import Fingerprint, Key
+from trainsentry.collectors.run_settings import Settings
 
 VERSION: Final = 1
 
@@ -24,6 +25,7 @@ class Saved:
 
     `parts` are the tensors as this rank held them; `wholes` the sums of whole tensors where this rank held a part and
     those of all ranks were added up. `older` has, newest first, a step and the sums of the parts that were there then.
+    `settings` are what the run was set to.
     """
 
     step: int
@@ -32,12 +34,13 @@ class Saved:
     parts: Mapping[Key, Fingerprint]
     wholes: Mapping[Key, Sums] = field(default_factory=dict)
     older: Sequence[tuple[int, Mapping[Key, Sums]]] = ()
+    settings: Settings = field(default_factory=dict)
 
     def followed_by(self, newer: "Saved") -> "Saved":
         """Return the next checkpoint with this one among its older ones."""
         like = {k: p.sums for k, p in self.parts.items() if k in newer.parts and _same_place(p, newer.parts[k])}
         older = [(self.step, like), *self.older] if newer.step != self.step else list(self.older)
-        return Saved(newer.step, newer.rank, newer.world, newer.parts, newer.wholes, older[: KEPT - 1])
+        return replace(newer, older=older[: KEPT - 1])
 
     def is_constant(self, key: Key) -> bool:
         """Whether a tensor was the same in every checkpoint, of which there is more than one."""
@@ -57,6 +60,7 @@ class Saved:
             "sums": _packed(p.sums for p in parts),
             "wholes": _packed_some(self.wholes, place),
             "older": [[step, *_packed_some(sums, place)] for step, sums in self.older],
+            "settings": self.settings,
         }
         return json.dumps(content, separators=(",", ":"))
 
@@ -80,7 +84,8 @@ class Saved:
         older = [(step, _unpacked_some(places, packed, keys)) for step, places, packed in content["older"]]
         places, packed = content["wholes"]
         wholes = _unpacked_some(places, packed, keys)
-        return cls(content["step"], content["rank"], content["world"], parts, wholes, older)
+        settings = content.get("settings", {})
+        return cls(content["step"], content["rank"], content["world"], parts, wholes, older, settings)
 
 
 def _same_place(a: Fingerprint, b: Fingerprint) -> bool:

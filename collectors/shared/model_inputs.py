@@ -43,8 +43,8 @@ class ModelInputs:
             return
         if self.first_pass_at is None:
             self.first_pass_at = time.perf_counter()
-        self._note_pass(named)
         given = list(tensors)
+        self._note_pass(named, given)
         if only_large and given and not passes.micro_step:
             self._note_repeated(f"input.{given[0][0]}", [tensor for _, tensor in given])
         for path, tensor in given:
@@ -63,8 +63,8 @@ class ModelInputs:
         """Keep an input for a later look at its rows."""
         raise NotImplementedError
 
-    def _note_pass(self, named: NamedModule) -> None:
-        """Note that a pass through a root begins; nothing where the framework's random numbers are not looked at."""
+    def _note_pass(self, named: NamedModule, given: Sequence[tuple[str, Any]]) -> None:
+        """Note that a pass through a root begins with these inputs; nothing where the framework's part does not."""
 
     def _note_repeated(self, name: str, tensors: Sequence[Any]) -> None:
         """Append the share of a batch's samples that are copies; nothing where the framework's part does not count."""

@@ -56,23 +56,23 @@ class ScalarRows:
 
 
 class TrainingModes:
-    """Appends a row for each module whose train/eval mode has changed since the last read."""
+    """Appends a row for each module whose train/eval mode has changed since the last read, when it was `known`."""
 
     def __init__(self, names: Any, rows: Any) -> None:
         self.names = names
         self.rows = rows
-        self._known: list[bool] = []
+        self.known: list[bool] = []
 
     def read(self) -> None:
         """Compare the mode of every module; the first call only notes it."""
         modes = [m.module.training for m in self.names.modules]
-        if modes != self._known and len(modes) == len(self._known):
-            for named, now, before in zip(self.names.modules, modes, self._known, strict=True):
+        if modes != self.known and len(modes) == len(self.known):
+            for named, now, before in zip(self.names.modules, modes, self.known, strict=True):
                 if now != before:
                     name = f"{TRAINING_MODE}.{named.name or 'model'}"
                     series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
                     self.rows.add_scalar(self.rows.table.series_id(series), float(now))
-        self._known = modes
+        self.known = modes
 
 
 class ModuleSettings:
@@ -122,6 +122,13 @@ class ModuleSettings:
 
 FRAMEWORKS = frozenset({"torch", "mindspore"})
 """Packages whose modules are followed by their declared constants alone: their other numbers are their own business."""
+
+
+def constants_of(named: Any) -> Iterator[tuple[str, float]]:
+    """Yield the numbers that a module's class declares constants."""
+    for _, key, attributes, constant in _settings_of(named):
+        if constant:
+            yield key, attributes[key]
 
 
 def _settings_of(named: Any) -> Iterator[tuple[Any, str, dict[str, Any], bool]]:

@@ -1,7 +1,8 @@
-"""Fingerprints of what a checkpoint saves, and their comparison with what a resumed run has loaded."""
+"""Fingerprints and settings that a checkpoint saves, and their comparison with those of a resumed run."""
 
 import json
 import time
+from dataclasses import replace
 from typing import Final
 
 from trainsentry.anomaly.checkpoints.comparison import Resumed
@@ -66,9 +67,9 @@ class CheckpointCheck:
         if self._reader is None:
             return ""
         parts = {part.key: part for part in self._reader.read()}
-        saved = Saved(step, self._rank, self._world, parts)
+        saved = Saved(step, self._rank, self._world, parts, settings=self._reader.settings(last_step=True))
         if self._store is not None and any(part.region for part in parts.values()):
-            saved = Saved(step, self._rank, self._world, parts, self._sums_of_wholes(saved))
+            saved = replace(saved, wholes=self._sums_of_wholes(saved))
         self._last = saved if self._last is None else self._last.followed_by(saved)
         return self._last.to_text()
 
@@ -137,7 +138,8 @@ class CheckpointCheck:
         seen = bool(self._buffers)
         found = {part.key: part for part in self._reader.read(buffers=not seen)} | self._buffers
         alone = self._world > 1 and self._store is None
-        mine = Resumed(self._rank, self._world, saved, found, not seen or alone, complete)
+        settings = self._reader.settings(last_step=False)
+        mine = Resumed(self._rank, self._world, saved, found, not seen or alone, complete, settings)
         ranks = {self._rank: mine} if self._world == 1 or alone else self._of_all_ranks(step, mine)
         if ranks:
             differ = [anomaly.to_json() for anomaly in CheckpointRule.judge(step, ranks)]
@@ -146,7 +148,7 @@ class CheckpointCheck:
 
     def _of_all_ranks(self, step: int, mine: Resumed) -> dict[int, Resumed]:
         """Return what the ranks have loaded; nothing on ranks other than 0, which judges all."""
-        now = Saved(mine.saved.step, self._rank, self._world, mine.found)
+        now = Saved(mine.saved.step, self._rank, self._world, mine.found, settings=mine.settings)
         text = json.dumps([mine.saved.to_text(), now.to_text(), mine.buffers_moved, mine.complete])
         texts = self._gathered("loaded", step, text, wait=self._rank == 0)
         return {rank: self._resumed_on(rank, text) for rank, text in texts.items()} if self._rank == 0 else {}
@@ -156,7 +158,7 @@ class CheckpointCheck:
         before, after = Saved.from_text(saved), Saved.from_text(now)
         if before is None or after is None:
             raise ValueError(f"rank {rank} has fingerprints of another version")
-        return Resumed(rank, self._world, before, after.parts, moved, complete)
+        return Resumed(rank, self._world, before, after.parts, moved, complete, after.settings)
 
     # ------------------------------------------------------------------ between ranks
 

@@ -224,17 +224,30 @@ class OptionRule(Rule):
         return f"{now}; {reasons.get(anomaly.statistic, f'before, it was {expected}')}"
 
     def saved(self, count: int) -> dict[str, list[float]]:
-        """Return value, largest, first and last step, largest jump, usual change and first value of each option."""
+        """Return numbers of each option.
+
+        They are its value, largest, first and last step, largest jump, usual change and first value, then its newest
+        changes.
+        """
         return {
-            name: [o.value, o.largest, o.first, o.since, o.largest_jump, max(o.ratios, default=0.0), o.start]
+            name: [
+                o.value,
+                o.largest,
+                o.first,
+                o.since,
+                o.largest_jump,
+                max(o.ratios, default=0.0),
+                o.start,
+                *o.changes,
+            ]
             for name, o in self._options.items()
         }
 
     def load(self, saved: Any) -> None:
         """Restore the options: a resumed run should go on with them."""
-        for name, (value, largest, first, since, jump, usual, start) in saved.items():
+        for name, (value, largest, first, since, jump, usual, start, *changes) in saved.items():
             known = Option(float(value), int(since), int(first), float(start), largest=float(largest))
-            known.largest_jump, known.ratios = float(jump), [float(usual)]
+            known.largest_jump, known.ratios, known.changes = float(jump), [float(usual)], [float(c) for c in changes]
             self._options[name] = known
 
 

@@ -11,9 +11,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trainsentry.collectors.fingerprint import Fingerprint
 from trainsentry.collectors.guard import Guard, InertWhenCopied
+from trainsentry.collectors.run_settings import Settings
 from trainsentry.collectors.series import BUFFER, PARAMETER
 from trainsentry.collectors.shared.host_rows import state_quantity
 from trainsentry.collectors.torch.fingerprints.bit_sums import bit_sums, can_be_summed
+from trainsentry.collectors.torch.fingerprints.run_settings import settings_of
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
 from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.rows.local_tensor import is_readable, local
@@ -60,6 +62,13 @@ class ModelFingerprints:
         hook = _BeforePass(self._watch.guard, lambda: self._pass(take))
         self._handles = [chunk.register_forward_pre_hook(hook) for chunk in chunks]
         return True
+
+    def settings(self, *, last_step: bool) -> Settings:
+        """Return what the run is set to: with the modes and passes of the last step, or with those of this one."""
+        watch = self._watch
+        if last_step:
+            return settings_of(watch, watch.pass_forms.steady(), watch.modes_at_step_end)
+        return settings_of(watch, watch.pass_forms.now, [named.module.training for named in watch.names.modules])
 
     def end_passes(self) -> None:
         """Remove the hooks of `at_next_passes`."""

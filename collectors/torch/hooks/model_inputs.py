@@ -12,6 +12,7 @@ from trainsentry.collectors.torch.device.registry import stream_is_captured
 from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.hooks.repeated_rows import share_of_repeated
+from trainsentry.collectors.torch.pass_forms import PassForms
 from trainsentry.collectors.torch.random_states import RandomStates
 from trainsentry.collectors.torch.rows.local_tensor import is_readable
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -24,15 +25,20 @@ class TorchInputs(ModelInputs):
         super().__init__(LastBatches(), every_step=every_step)
         self.rows = rows
         self._random = RandomStates(rows)
+        self.forms = PassForms()
 
     def open_step(self, *, reading: bool) -> None:
         """Begin a step."""
         super().open_step(reading=reading)
         if self.reading and not changes_operations():
             self._random.open_step()
+        self.forms.open_step()
 
-    def _note_pass(self, named: NamedModule) -> None:
-        if named.module.training and not changes_operations():  # evaluations draw the same numbers each time, by design
+    def _note_pass(self, named: NamedModule, given: Sequence[tuple[str, Tensor]]) -> None:
+        if changes_operations():
+            return
+        self.forms.note(named.name if not named.vpp_stage else f"stage {named.vpp_stage}", given)
+        if named.module.training:  # evaluations draw the same numbers each time, by design
             self._random.begin_pass()
 
     def _part_of(self, tensor: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """An option that changes against its schedule is named with both values; what schedules do is not."""
 
+import json
 import math
 
 import pytest
@@ -176,6 +177,26 @@ def test_a_resumed_run_goes_on_with_the_rate_that_was_saved(alone, judged):
     assert run(alone, judged, {LR: cosine}, range(150, 200), same, records) == []
     [found] = run(alone, judged, {LR: lambda s: 2 * cosine(s)}, range(150, 200), other, records)
     assert (found.step, found.statistic) == (150, "largest")
+
+
+def test_a_schedule_that_begins_anew_after_a_resume_is_found(alone, judged):
+    records = Records()
+    rule = alone(OptionRule, records.table)
+    assert run(alone, judged, {LR: cosine}, range(150), rule, records) == []
+    anew = alone(OptionRule, records.table)
+    anew.rule.load(json.loads(json.dumps(rule.rule.saved(0))))
+    warm_up = {LR: lambda s: cosine(s) if s == 150 else 1e-3 * (s - 150) / 20}  # the first step has the saved rate
+    [found] = run(alone, judged, warm_up, range(150, 170), anew, records)
+    assert (found.step, found.statistic, found.last_clean) == (151, "value", 150)
+
+
+def test_options_that_an_earlier_version_saved_are_gone_on_with(alone, judged):
+    records = Records()
+    rule = alone(OptionRule, records.table)
+    run(alone, judged, {LR: cosine}, range(150), rule, records)
+    old = alone(OptionRule, records.table)
+    old.rule.load({name: numbers[:7] for name, numbers in rule.rule.saved(0).items()})
+    assert run(alone, judged, {LR: cosine}, range(150, 200), old, records) == []
 
 
 def _anomaly(found):

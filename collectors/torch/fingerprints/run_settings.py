@@ -1,0 +1,98 @@
+"""Lists what a run is set to, for a resumed run to be compared with: constants and modes of modules, inputs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from sys import modules as imported
+from typing import Any, Final
+
+import torch
+
+from trainsentry.collectors.run_settings import (
+    AUTOCAST,
+    CLASS,
+    CONSTANT,
+    INPUT,
+    MODE,
+    OPTIMIZER,
+    PASSES,
+    TRAINED,
+    Settings,
+)
+from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.shared.scalar_rows import constants_of
+from trainsentry.collectors.torch.pass_forms import PassForm
+from trainsentry.collectors.torch.watch import TorchWatch
+
+TORCH: Final = "torch."
+LAYERS: Final = "torch.nn.modules."
+"""Begin the names of torch's packages, and of that of its layers: its other modules are wrappers, which come and go."""
+
+SIZES: Final = frozenset(
+    {"in_features", "out_features", "in1_features", "in2_features", "in_channels", "out_channels", "num_features"}
+    | {"num_embeddings", "embedding_dim", "input_size", "hidden_size", "proj_size", "num_channels", "num_parameters"}
+)
+"""Constants that the shapes of parameters tell."""
+
+
+def settings_of(watch: TorchWatch, forms: Mapping[str, PassForm], modes: Sequence[bool]) -> Settings:
+    """Return the settings of a watched model and its optimizers now, with the form of its passes.
+
+    `modes` says which modules, in their order, are in training mode; those of another number of modules are left out.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for what, name, value in [*_of_modules(watch, modes), *_of_training(watch), *_of_passes(forms)]:
+        found.setdefault(what, {})[name] = value
+    return found
+
+
+_Setting = tuple[str, str, Any]
+
+
+def _of_modules(watch: TorchWatch, modes: Sequence[bool]) -> Iterator[_Setting]:
+    modules = watch.names.modules
+    for named in modules:
+        yield from ((what, _path(named), value) for what, value in _of_module(named))
+    if len(modes) == len(modules):
+        for named, trains in zip(modules, modes, strict=True):
+            yield MODE, _path(named), "training" if trains else "evaluation"
+
+
+def _of_module(named: NamedModule) -> Iterator[tuple[str, Any]]:
+    """Yield class and constants of a module; the outermost one has many wrappers, and no class of its own here."""
+    own = _own_class(named.module)
+    package = own.__module__
+    if named.name and (package.startswith(LAYERS) or not package.startswith(TORCH)):
+        yield CLASS, own.__name__
+    for key, value in constants_of(named):
+        if key not in SIZES:
+            yield f"{CONSTANT}{key}", value
+
+
+def _of_training(watch: TorchWatch) -> Iterator[_Setting]:
+    for parameter in watch.names.parameters:
+        yield TRAINED, parameter.name, parameter.own.requires_grad
+    for number, optimizer in enumerate(watch.optimizers):
+        yield OPTIMIZER, str(number), type(optimizer).__name__
+
+
+def _of_passes(forms: Mapping[str, PassForm]) -> Iterator[_Setting]:
+    for root, form in forms.items():
+        yield AUTOCAST, root, "off" if form.autocast is None else _dtype(form.autocast)
+        yield PASSES, root, form.passes
+        for path, shape, dtype in form.inputs:
+            name = f"{root}.input.{path}" if root else f"input.{path}"
+            yield INPUT, name, f"{_dtype(dtype)} {list(shape)}"
+
+
+def _path(named: NamedModule) -> str:
+    return named.name if not named.vpp_stage else f"{named.name} (stage {named.vpp_stage})"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _own_class(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """Return the class of a module, or that from which a wrapper has derived one while the program runs."""
+    own, derived_from = type(module).__mro__[:2]
+    is_found = vars(imported.get(own.__module__, object)).get(own.__qualname__) is own
+    return own if is_found or derived_from is torch.nn.Module else derived_from

@@ -1,0 +1,196 @@
+"""After a resume the first step says what the run is set to otherwise, and nothing where all is as it was."""
+
+import copy
+import io
+
+import pytest
+import torch
+from tiny_models import Gpt, ResNet
+from torch import nn
+from torch.nn import functional as F
+
+import trainsentry
+
+SAVED = 14
+"""The step of the checkpoint; the form of passes is known after ten steps alike."""
+
+
+class Run:
+    """A training run of one family, with what a program chooses when it begins or goes on."""
+
+    def __init__(self, family, *, edit=None, optimizer=torch.optim.AdamW, batch=4, passes=1, autocast=None):
+        torch.manual_seed(0)
+        self.family, self.batch, self.passes, self.autocast = family, batch, passes, autocast
+        self.model = family()
+        if edit is not None:
+            self.model = edit(self.model) or self.model
+        self.optimizer = optimizer(self.model.parameters(), lr=1e-3)
+
+    def loss(self, step, batch):
+        torch.manual_seed(step)
+        if self.family is Gpt:
+            tokens = torch.randint(64, (batch, 9))
+            return F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        return F.cross_entropy(self.model(torch.randn(batch, 3, 8, 8)), torch.randint(10, (batch,)))
+
+    def train(self, first, steps, batch=None):
+        for step in range(first, first + steps):
+            for _ in range(self.passes):
+                with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
+                    loss = self.loss(step, batch(step) if batch else self.batch)
+                loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def state(self, monitor):
+        parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        file = io.BytesIO()
+        torch.save(copy.deepcopy({**parts, "monitor": monitor.state_dict()}), file)
+        file.seek(0)
+        return torch.load(file)
+
+
+def saved_by(run, out, batch=None, before_saving=lambda model: None):
+    with trainsentry.TrainMonitor({"output_dir": str(out / "first"), "strict": True}).watch(
+        run.model, run.optimizer
+    ) as monitor:
+        run.train(0, SAVED, batch)
+        before_saving(run.model)
+        return run.state(monitor)
+
+
+def resumed(run, state, out, load_optimizer=True):
+    """Go on from a state; return what is said of the settings."""
+    run.model.load_state_dict(state["model"], strict=False)
+    if load_optimizer:
+        run.optimizer.load_state_dict(state["optimizer"])
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out / "second"), "strict": True})
+    monitor.load_state_dict(state["monitor"])
+    with monitor.watch(run.model, run.optimizer):
+        run.train(SAVED, 3)
+        monitor.flush()
+        ending = f" when step {SAVED} was saved (resumed at step {SAVED})"
+        said = [suspect.evidence for incident in monitor.incidents for suspect in incident.suspects]
+        assert {(i.severity, i.step) for i in monitor.incidents} <= {("warning", SAVED)}
+    return [sentence.removesuffix(ending) for sentence in said if sentence.endswith(ending)]
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    found = {}
+
+    def get(family):
+        if family not in found:
+            found[family] = saved_by(Run(family), tmp_path_factory.mktemp("saved"))
+        return copy.deepcopy(found[family])
+
+    return get
+
+
+def dropout(model):
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+
+
+def relu(model):
+    for block in model.blocks:
+        block.mlp[1] = nn.ReLU()
+
+
+def momentum(model):
+    model.layers[0].bn1.momentum = 0.5
+
+
+def frozen(name):
+    def edit(model):
+        dict(model.named_parameters())[name].requires_grad_(False)
+
+    return edit
+
+
+def evaluated(model):
+    model.eval()
+
+
+CHANGES = {
+    "dropout": (Gpt, {"edit": dropout}, "p of module blocks.0.dropout (and 1 other) is 0.3, and was 0.1"),
+    "another activation": (Gpt, {"edit": relu}, "module blocks.0.mlp.1 (and 1 other) is a ReLU, and was a GELU"),
+    "batch norm": (ResNet, {"edit": momentum}, "momentum of module layers.0.bn1 is 0.5, and was 0.1"),
+    "frozen": (
+        ResNet,
+        {"edit": frozen("layers.0.conv1.weight")},
+        "parameter layers.0.conv1.weight requires no gradient, and did",
+    ),
+    "smaller batch": (
+        ResNet,
+        {"batch": 2},
+        "the model's input.0 is float32 [2, 3, 8, 8], and was float32 [4, 3, 8, 8]",
+    ),
+    "smaller batch of tokens": (Gpt, {"batch": 2}, "the model's input.0 is int64 [2, 8], and was int64 [4, 8]"),
+    "accumulation": (Gpt, {"passes": 3}, "a step has 3 forward passes, and had 1"),
+    "autocast": (ResNet, {"autocast": torch.bfloat16}, "autocast is bfloat16, and was off"),
+    "optimizer": (Gpt, {"optimizer": torch.optim.Adam}, "the optimizer is Adam, and was AdamW"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_setting_that_is_another_after_the_resume_is_named_with_both_values(states, out, what):
+    family, settings, sentence = CHANGES[what]
+    assert resumed(Run(family, **settings), states(family), out) == [sentence]
+
+
+@pytest.mark.parametrize("family", [Gpt, ResNet])
+def test_a_model_left_in_evaluation_mode_is_named(states, out, family):
+    run = Run(family, edit=evaluated)
+    [sentence] = resumed(run, states(family), out)
+    others = len(list(run.model.modules())) - 1
+    words = "is in evaluation mode, and was in training mode"
+    assert sentence in {f"the model (and {n} others) {words}" for n in (others, others - 1)}
+
+
+@pytest.mark.parametrize("family", [Gpt, ResNet])
+def test_a_run_that_goes_on_as_it_was_is_told_nothing(states, out, family):
+    assert resumed(Run(family), states(family), out) == []
+
+
+def test_a_checkpoint_saved_in_evaluation_mode_remembers_how_the_model_trained(out):
+    state = saved_by(Run(Gpt), out, before_saving=evaluated)
+    assert resumed(Run(Gpt), state, out) == []
+
+
+def test_sequences_and_batches_of_varying_size_have_no_form(out):
+    state = saved_by(Run(Gpt), out, batch=lambda step: 2 + step % 3)
+    assert resumed(Run(Gpt, batch=7), state, out) == []
+
+
+def test_a_small_step_of_a_schedule_is_no_change(states, out):
+    def lower(model):
+        for block in model.blocks:
+            block.dropout.p = 0.09
+
+    assert resumed(Run(Gpt, edit=lower), states(Gpt), out) == []
+
+
+def test_a_class_that_a_wrapper_derives_while_the_program_runs_is_the_module_s_own(states, out):
+    def normalise(model):
+        for block in model.blocks:
+            nn.utils.parametrizations.weight_norm(block.mlp[0])
+
+    run = Run(Gpt, edit=normalise)
+    assert type(run.model.blocks[0].mlp[0]).__name__ == "ParametrizedLinear"
+    assert resumed(run, states(Gpt), out, load_optimizer=False) == []
+
+
+def test_a_compiled_model_is_no_change(states, out):
+    state = states(ResNet)
+    run = Run(ResNet)
+    run.model.compile(backend="eager")
+    assert resumed(run, state, out) == []
+
+
+def test_a_state_of_an_earlier_version_has_no_settings(states, out):
+    state = states(Gpt)
+    text = state["monitor"]["fingerprints"]
+    state["monitor"]["fingerprints"] = text[: text.index(',"settings"')] + "}"
+    assert resumed(Run(Gpt, edit=dropout), state, out) == []
