@@ -166,6 +166,7 @@ class WatchedModel:
 
     def end_step(self) -> None:
         """Complete the rows of the step."""
+        self.flow.end()
         if UPDATES in self._plan:
             self.guard.run(UPDATES, self._note_updates)
         self._read_switches()

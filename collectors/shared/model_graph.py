@@ -22,6 +22,7 @@ class DataFlow:
         self.edges: dict[tuple[str, str], None] = {}
         self.passes = 0
         self.seen: set[str] = set()
+        self._is_open = False
         self._producers: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     @property
@@ -30,9 +31,14 @@ class DataFlow:
         return self.passes <= 1
 
     def begin(self) -> None:
-        """Note the start of a sampled step."""
-        self.passes += 1
+        """Note the start of a sampled step; one that starts again, as a resume does, counts once."""
+        self.passes += not self._is_open
+        self._is_open = True
         self._producers.clear()
+
+    def end(self) -> None:
+        """Note the end of a step."""
+        self._is_open = False
 
     def entered(self, module: str) -> None:
         """Note that `module` runs."""

@@ -269,6 +269,9 @@ def _constancy(known: Option, value: float, step: int) -> OptionFault | None:
     """Judge an option other than the rate: a jump after a constant stretch."""
     if step - known.since < SETTLED and not known.ratios:
         return None
+    moves = step == known.since + 1 and known.changes
+    if moves and abs(value - known.value) <= TIMES_USUAL * max(map(abs, known.changes)):
+        return None  # a schedule, as that of momentum beside a cycle of the rate
     most = max(LEAST_CHANGE, TIMES_USUAL * max(known.ratios, default=0.0), AGAIN * known.largest_jump)
     if _change(known.value, value) <= most:
         return None

@@ -176,6 +176,25 @@ def test_a_watched_model_of_which_another_copy_trains_is_named(out, caplog):
     assert "3 of 3 watched modules were not called in the first recorded step" in told(caplog)[0]
 
 
+def test_a_resumed_run_misses_no_module_and_learns_its_graph(out, caplog):
+    model, optimizer, monitor = make(out, collect={"activations": {"every": 1}})
+    with monitor:
+        backward(model)
+        optimizer.step()
+        state = monitor.state_dict()
+        ordered = list(monitor._loop.watch.flow.order)
+    caplog.clear()
+    model, optimizer, monitor = make(out, collect={"activations": {"every": 1}})
+    with monitor:
+        monitor.load_state_dict(state)  # after watch, whose step has begun
+        for _ in range(3):
+            backward(model)
+            optimizer.step()
+        assert monitor._loop.watch.flow.order == ordered
+        assert len(monitor._loop.watch.flow.edges) == 2
+    assert not [m for m in told(caplog) if "not called" in m]
+
+
 def test_a_module_list_that_is_never_called_is_not_missed_once_the_model_is_compiled(out, caplog):
     class Layers(nn.Module):
         def __init__(self):

@@ -4,9 +4,11 @@ import json
 import math
 
 import pytest
+import torch
 from step_records import Records
 
 from trainsentry.anomaly.rules.optimizer.options import OptionRule
+from trainsentry.collectors.torch.parameters.options import options_of
 
 LR = ("option.0.0.lr", "option.0.0.lr")
 OTHER = ("option.0.1.lr", "option.0.1.lr")
@@ -165,6 +167,28 @@ def test_options_that_change_at_every_step_or_a_little_are_schedules(alone, judg
     momentum = {DECAY: lambda s: 0.95 - 0.1 * one_cycle(s) / 1e-3}
     assert run(alone, judged, momentum) == []
     assert run(alone, judged, {DECAY: lambda s: 0.04 * 1.02 ** (s // 50)}) == []
+
+
+@pytest.mark.parametrize("steps", [40, 140, 400])
+def test_the_momentum_of_torch_s_one_cycle_is_a_schedule(alone, judged, steps):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.AdamW([weight])
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    options = []
+    for _ in range(steps):
+        options.append(dict(options_of(optimizer.param_groups[0])))
+        optimizer.step()
+        if len(options) < steps:
+            cycle.step()
+    keys = {key: (f"option.0.0.{key}", f"option.0.0.{key}") for key in ("lr", "betas.0", "betas.1")}
+    series = {name: lambda s, key=key: options[s][key] for key, name in keys.items()}
+    assert run(alone, judged, series, range(steps)) == []
+
+
+def test_momentum_that_falls_at_once_in_the_midst_of_its_cycle_is_found(alone, judged):
+    beta = {("option.0.0.betas.0", "option.0.0.betas.0"): lambda s: 0.95 - 0.1 * one_cycle(s) / 1e-3 - 0.4 * (s > 200)}
+    [found, *_] = run(alone, judged, beta)
+    assert found.step == 201
 
 
 def test_a_resumed_run_goes_on_with_the_rate_that_was_saved(alone, judged):
