@@ -10,7 +10,7 @@ import numpy as np
 from trainsentry.anomaly.rules.mode_change import Normalisations
 from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed
-from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
@@ -37,6 +37,10 @@ RISE: Final = 1.5
 RISING: Final = 8
 """Factor by which a learning rate that has risen is above the least of the last eight steps, or above its sample
 before: after a restart of a schedule everything may change at once."""
+
+VARIES: Final = 0.5
+"""Share of the range of sizes so far by which a size beyond it is one more of those that vary by themselves, as numbers
+of edges do, and no other sequence or batch."""
 
 SECONDS_MEMORY: Final = 0.05
 """Weight of a step in the average duration of steps."""
@@ -107,7 +111,7 @@ class KnownChanges:
         known.append((self._step, value))
 
     def is_resized(self, observed: Observed) -> bool:
-        """Whether an input of the model is smaller, or larger, than it ever was: a longer sequence, another batch.
+        """Whether an input of the model is far smaller, or larger, than it ever was: a longer sequence, another batch.
 
         Or whether a step has other micro-steps than ever: losses that are divided by their number are smaller.
         """
@@ -115,7 +119,7 @@ class KnownChanges:
         ids, numel = observed.record.ids[rows], observed.numel[rows]
         smallest, largest = self._smallest.values[ids], self._largest.values[ids]
         self._smallest.values[ids], self._largest.values[ids] = np.minimum(smallest, numel), np.maximum(largest, numel)
-        is_resized = bool(((largest > 0) & ((numel < smallest) | (numel > largest))).any())
+        is_resized = bool(has_left(smallest, largest, numel).any())
         return self._had_other_micro_steps(observed.record) or is_resized
 
     def _had_other_micro_steps(self, record: StepRecord) -> bool:
@@ -140,6 +144,13 @@ class KnownChanges:
             self.seconds += SECONDS_MEMORY * (record.time - self._last[1] - self.seconds)
         if self._last is None or record.step != self._last[0]:
             self._last = (record.step, record.time)
+
+
+def has_left(smallest: Floats, largest: Floats, numel: Floats) -> Mask:
+    """Return which sizes lie far beyond those of tensors so far, shape (n,) each; none where `largest` is 0 yet."""
+    beyond = np.maximum(smallest - numel, numel - largest)
+    found: Mask = (largest > 0) & (beyond > 0) & (beyond > VARIES * (largest - smallest))
+    return found
 
 
 def finite_columns(record: StepRecord) -> Floats:

@@ -23,6 +23,7 @@ from trainsentry.anomaly.rules.data.repeated_random import RepeatedRandomRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
+from trainsentry.anomaly.rules.equal_weights import EqualWeightsRule
 from trainsentry.anomaly.rules.gradients.changed_gradient import ChangedGradientRule
 from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
@@ -60,6 +61,7 @@ _RULES: Final[list[type[Rule]]] = [
     FrozenRule,
     WeightContinuityRule,
     DisplacementRule,
+    EqualWeightsRule,
     RecurrenceRule,
     NormRecurrenceRule,
     StateExtremesRule,

@@ -78,4 +78,5 @@ def _distances(known: RecentRange, of: Any, narrowest: Floats, all_newest: Mask)
         most = np.where(all_newest, np.maximum(most, newest[0]), most)
         rise, fall = least - high, low - most
         distance: Floats = np.nan_to_num(np.fmax(rise, fall) / width, posinf=0.0, neginf=0.0)
-    return distance, (low + high) / 2
+        middle: Floats = (low + high) / 2
+    return distance, middle

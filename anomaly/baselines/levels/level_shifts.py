@@ -9,6 +9,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
+from trainsentry.anomaly.baselines.known_changes import has_left
 from trainsentry.anomaly.baselines.levels.early_levels import early_levels
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
@@ -35,7 +36,7 @@ mean ÷ root mean square, a tenth of the odds of zeros. A range of values that h
 Clipping holds the largest gradient near the bound, however it moves, so that a tenth is asked of it. A silent unit more
 is no fault, so a share of zeros must rise further: from none to a sixth."""
 
-_OF_ACTIVATIONS: Final = (1.2, 1.0, 1.5, 0.8)
+_OF_ACTIVATIONS: Final = (1.2, 1.0, 1.5, 0.7)
 _OF_THEIR_GRADIENTS: Final = (2.0, 1.5, np.inf, 0.8)
 LEAST: Final = {
     ACTIVATION_INPUT: _OF_ACTIVATIONS,
@@ -228,9 +229,9 @@ class LevelShifts:
         return found
 
     def _note_sizes(self, ids: Any, numel: Floats) -> None:
-        """Begin anew where a tensor has another size than ever: a longer sequence has other extremes by right."""
+        """Begin anew where a tensor has far another size than ever: a longer sequence has other extremes by right."""
         smallest, largest = self._smallest.values[ids], self._largest.values[ids]
-        new = (largest > 0) & ((numel < smallest) | (numel > largest))
+        new = has_left(smallest, largest, numel)
         if new.any():
             self.reset(ids[new])
         self._smallest.values[ids] = np.minimum(np.where(new, np.inf, smallest), numel)

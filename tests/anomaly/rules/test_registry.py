@@ -72,6 +72,7 @@ WITHOUT_A_NUMBER = {
     *(
         "frozen",
         "missing_state",
+        "equal_weights",
         "mode_change",
         "dtype_change",
         "checkpoint",
