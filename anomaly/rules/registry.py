@@ -56,12 +56,14 @@ from trainsentry.anomaly.rules.scalars.logged_numbers import LoggedNumbersRule
 from trainsentry.anomaly.rules.scalars.loss_above_start import LossAboveStartRule
 from trainsentry.anomaly.rules.stale import StaleRule
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
+from trainsentry.anomaly.rules.zeroed_weights import ZeroedWeightsRule
 
 _RULES: Final[list[type[Rule]]] = [
     FrozenRule,
     WeightContinuityRule,
     DisplacementRule,
     EqualWeightsRule,
+    ZeroedWeightsRule,
     RecurrenceRule,
     NormRecurrenceRule,
     StateExtremesRule,
