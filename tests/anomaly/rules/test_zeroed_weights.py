@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from step_records import Records
 from tiny_models import EVERY_STEP, Gpt, ResNet, train
 
 import trainsentry
+from trainsentry.anomaly.rules.zeroed_weights import ZeroedWeightsRule
+from trainsentry.collectors.series import Layout
+from trainsentry.collectors.statistics import VALUE, ZEROS
 
 STEPS, AT = 60, 41
 FAMILIES = {Gpt: "blocks.0.mlp.0.weight", ResNet: "layers.1.conv1.weight"}
@@ -82,7 +86,7 @@ def freeze_rows(model, step):
 PRACTICES = {
     "nothing": (None, lambda step: 1.0),
     "many weights are pruned": (prune, lambda step: 1.0),
-    "a rate at which updates are rounded": (None, lambda step: 1.0 if step < AT else 3e-5),
+    "a schedule that ends near zero": (None, lambda step: max(0.0, 1 - step / 55) ** 6),
     "gradients that are masked": (freeze_rows, lambda step: 1.0),
 }
 
@@ -92,3 +96,20 @@ PRACTICES = {
 def test_what_people_do_is_no_finding(out, family, what):
     before_step, rate = PRACTICES[what]
     assert trained(out, family, before_step, rate=rate) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "zeros_of_gradient", "is_told"), [(1e-3, 0, True), (1e-7, 0, False), (1e-3, 0.5, False)]
+)
+def test_rounded_updates_and_gradients_with_zeros_of_their_own_excuse_zeros(alone, size, zeros_of_gradient, is_told):
+    records, found = Records(), []
+    records.layout = records.table.layout_id(Layout((100,), "float32", 100))
+    judge = alone(ZeroedWeightsRule, records.table)
+    names = [f"{i}.weight" for i in range(8)]
+    for step in range(20):
+        record = records.step(step, {(name, quantity): 1.0 for quantity in ("gradient", "update") for name in names})
+        record.values[:, VALUE] = size
+        if step >= 10:  # the first weight's
+            record.values[0, ZEROS], record.values[8, ZEROS] = zeros_of_gradient, 0.5
+        found += judge(record)
+    assert [(f.step, f.last_clean) for f in found] == ([(10, 9)] if is_told else [])
