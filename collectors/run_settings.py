@@ -27,5 +27,11 @@ PASSES: Final = "passes"
 AUTOCAST: Final = "autocast"
 """The dtype of autocast in a training pass, or `off`; by the outermost module."""
 
+OPERATIONS: Final = "operations"
+"""The operations of a module's forward pass and their numbers, `add 1, gelu 1`, where they were steady for a while."""
+
+SOFTWARE: Final = "software"
+"""The framework's version and the type of device, without which operations have other names."""
+
 Settings = Mapping[str, Mapping[str, Any]]
 """Numbers, truth values and texts by the name of the setting, then by that of the module, parameter or input."""

@@ -1,6 +1,7 @@
 """Compares what a resumed run is set to with what it was set to when its checkpoint was saved."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,8 +14,10 @@ from trainsentry.collectors.run_settings import (
     CONSTANT,
     INPUT,
     MODE,
+    OPERATIONS,
     OPTIMIZER,
     PASSES,
+    SOFTWARE,
     TRAINED,
     Settings,
 )
@@ -24,6 +27,12 @@ LEAST_CHANGE: Final = math.log(1.2)
 
 BY_WORLD: Final = frozenset({INPUT, PASSES})
 """Settings that programs choose by the number of ranks."""
+
+NOT_OF_MODULES: Final = frozenset({INPUT, PASSES, OPTIMIZER})
+"""Settings that leave the operations of modules as they are; what any other changes, operations follow."""
+
+MOST_SHOWN: Final = 3
+"""Operations that a sentence names on each side."""
 
 TRAINING: Final = "training"
 """The quantity of a change that concerns no tensor."""
@@ -53,8 +62,12 @@ def setting_changes(ranks: Mapping[int, Resumed]) -> list[SettingChange]:
     for rank in sorted(ranks):
         resumed = ranks[rank]
         changes: dict[tuple[str, Any, Any], list[str]] = {}
-        for what, name, was, now in _changes(resumed.saved.settings, resumed.settings):
-            if what not in BY_WORLD or resumed.saved.world == resumed.world:
+        of_rank = list(_changes(resumed.saved.settings, resumed.settings))
+        left_out = BY_WORLD if resumed.saved.world != resumed.world else frozenset()
+        if left_out or any(what not in NOT_OF_MODULES | {OPERATIONS} for what, *_ in of_rank):
+            left_out = left_out | {OPERATIONS}
+        for what, name, was, now in of_rank:
+            if what not in left_out and what != SOFTWARE:
                 changes.setdefault((what, was, now), []).append(name)
         for (what, was, now), names in changes.items():
             words = f"{_words(what, names, was, now)} when step {resumed.saved.step} was saved"
@@ -98,9 +111,22 @@ def _words(what: str, names: list[str], was: Any, now: Any) -> str:
     if what == TRAINED:
         return f"{_listed('parameter', names)} {_THAWED if now else _FROZEN}"
     modules = _listed("module", names)
+    if what == OPERATIONS:
+        return f"{modules} computes otherwise ({_difference(was, now)}) than"
     if what in _WORDS:
         return _WORDS[what].format(name=names[0], modules=modules, was=was, now=now)
     return f"{what.removeprefix(CONSTANT)} of {modules} is {now:.6g}, and was {was:.6g}"
+
+
+def _difference(was: str, now: str) -> str:
+    """Return which operations are new, and which are gone.
+
+    >>> _difference("add 1, gelu 1", "add 1, relu 1")
+    'with relu, without gelu'
+    """
+    before, after = (Counter({n: int(c) for n, _, c in (o.partition(" ") for o in t.split(", "))}) for t in (was, now))
+    parts = (("with", after - before), ("without", before - after))
+    return ", ".join(f"{word} {', '.join(list(names)[:MOST_SHOWN])}" for word, names in parts if names)
 
 
 def _listed(kind: str, names: list[str]) -> str:

@@ -98,7 +98,7 @@ class TorchWatch(WatchedModel):
         )
         self._updates = UpdateReader(self.rows)
         self._activations = ActivationHooks(self.rows, guard, self.flow, settings)
-        self._inputs = self._activations.inputs
+        self._inputs, self.operations = self._activations.inputs, self._activations.operations
         self.capture.batches = self._inputs.batches
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
         self._state = ModelState(self.rows, guard, settings, self._optimized)

@@ -28,6 +28,10 @@ from trainsentry.collectors.torch.watch import TorchWatch
 
 PART: Final = "fingerprints"
 
+STEADY_PASSES: Final = 5
+"""Passes for which a module's operations must have been the same when a checkpoint is saved: layers drop out at
+random."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Located:
@@ -67,8 +71,10 @@ class ModelFingerprints:
         """Return what the run is set to: with the modes and passes of the last step, or with those of this one."""
         watch = self._watch
         if last_step:
-            return settings_of(watch, watch.pass_forms.steady(), watch.modes_at_step_end)
-        return settings_of(watch, watch.pass_forms.now, [named.module.training for named in watch.names.modules])
+            steady = watch.operations.steady(STEADY_PASSES)
+            return settings_of(watch, watch.pass_forms.steady(), watch.modes_at_step_end, steady)
+        modes = [named.module.training for named in watch.names.modules]
+        return settings_of(watch, watch.pass_forms.now, modes, watch.operations.steady(0))
 
     def end_passes(self) -> None:
         """Remove the hooks of `at_next_passes`."""

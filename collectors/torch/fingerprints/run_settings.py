@@ -1,6 +1,6 @@
 """Lists what a run is set to, for a resumed run to be compared with: constants and modes of modules, inputs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import modules as imported
 from typing import Any, Final
 
@@ -12,8 +12,10 @@ from trainsentry.collectors.run_settings import (
     CONSTANT,
     INPUT,
     MODE,
+    OPERATIONS,
     OPTIMIZER,
     PASSES,
+    SOFTWARE,
     TRAINED,
     Settings,
 )
@@ -33,12 +35,15 @@ SIZES: Final = frozenset(
 """Constants that the shapes of parameters tell."""
 
 
-def settings_of(watch: TorchWatch, forms: Mapping[str, PassForm], modes: Sequence[bool]) -> Settings:
+def settings_of(
+    watch: TorchWatch, forms: Mapping[str, PassForm], modes: Sequence[bool], operations: Iterable[tuple[str, str]]
+) -> Settings:
     """Return the settings of a watched model and its optimizers now, with the form of its passes.
 
     `modes` says which modules, in their order, are in training mode; those of another number of modules are left out.
+    `operations` are those of the modules whose operations are known.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {OPERATIONS: dict(operations)}
     for what, name, value in [*_of_modules(watch, modes), *_of_training(watch), *_of_passes(forms)]:
         found.setdefault(what, {})[name] = value
     return found
@@ -70,6 +75,8 @@ def _of_module(named: NamedModule) -> Iterator[tuple[str, Any]]:
 def _of_training(watch: TorchWatch) -> Iterator[_Setting]:
     for parameter in watch.names.parameters:
         yield TRAINED, parameter.name, parameter.own.requires_grad
+    devices = sorted({parameter.parameter.device.type for parameter in watch.names.parameters})
+    yield SOFTWARE, "", f"torch {torch.__version__} on {', '.join(devices)}"
     for number, optimizer in enumerate(watch.optimizers):
         yield OPTIMIZER, str(number), type(optimizer).__name__
 

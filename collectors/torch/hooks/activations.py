@@ -75,7 +75,7 @@ class ActivationHooks:
         self.passes = ForwardPasses(rows.table)
         self._recomputed = RecomputedCalls()
         self._repeated = RepeatedCalls(rows, guard, enabled=settings.recompute)
-        self._operations = OperationChanges(rows, guard, enabled=settings.operations)
+        self.operations = OperationChanges(rows, guard, enabled=settings.operations)
         self._visits = CompiledVisits()
         self._inner_ran = False
 
@@ -259,9 +259,9 @@ class ActivationHooks:
         if self.passes.begins_with(named):
             self._begin_pass(named, training=torch.is_grad_enabled() and not runs_on_unfilled_memory())
             first = self.passes.is_first and not changes_operations()
-            self._operations.begin(named, tensors_in_call(args, kwargs), reading=first)
+            self.operations.begin(named, tensors_in_call(args, kwargs), reading=first)
         self.passes.enter()
-        self._operations.enter(named)
+        self.operations.enter(named)
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
             if not named.name:
@@ -285,7 +285,7 @@ class ActivationHooks:
             self._leave_recomputed(named, tensors_in(output))
             return
         self.passes.leave()
-        self._operations.leave(tensors_in(output))
+        self.operations.leave(tensors_in(output))
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
             self._repeated.leave(named, output)

@@ -202,6 +202,19 @@ class OperationChanges:
             self._reading = False
             self.guard.run(PART, self._take_pass, self._root, outputs)
 
+    def steady(self, passes: int) -> Iterator[tuple[str, str]]:
+        """Yield the modules whose operations are known, and have been the same for so many passes, with their names.
+
+        The kinds of attention, of which torch takes one by device and size, count as one.
+        """
+        for known in self._passes.values():
+            for module, of_module in known.modules.items():
+                held = of_module.structure
+                is_steady = not (held.varies or held.lasted or held.changes) and known.number - held.since >= passes
+                if is_steady and held.usual and not _is_checkpoint(held.usual):
+                    names = Counter(_name(name).partition("_product")[0] for name, _ in held.usual)
+                    yield module, ", ".join(f"{name} {count}" for name, count in sorted(names.items()))
+
     def _take_pass(self, root: NamedModule, outputs: Iterable[tuple[str, Tensor]]) -> None:
         found = self._pass.read(tensor for _, tensor in outputs)
         if found is None:

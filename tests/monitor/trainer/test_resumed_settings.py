@@ -8,8 +8,10 @@ import torch
 from tiny_models import Gpt, ResNet
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import trainsentry
+from trainsentry.collectors.torch.operations.pass_operations import NUMBERS_NODES
 
 SAVED = 14
 """The step of the checkpoint; the form of passes is known after ten steps alike."""
@@ -50,21 +52,20 @@ class Run:
         return torch.load(file)
 
 
-def saved_by(run, out, batch=None, before_saving=lambda model: None):
-    with trainsentry.TrainMonitor({"output_dir": str(out / "first"), "strict": True}).watch(
-        run.model, run.optimizer
-    ) as monitor:
+def saved_by(run, out, batch=None, before_saving=lambda model: None, **config):
+    config = {"output_dir": str(out / "first"), "strict": True, **config}
+    with trainsentry.TrainMonitor(config).watch(run.model, run.optimizer) as monitor:
         run.train(0, SAVED, batch)
         before_saving(run.model)
         return run.state(monitor)
 
 
-def resumed(run, state, out, load_optimizer=True):
+def resumed(run, state, out, load_optimizer=True, **config):
     """Go on from a state; return what is said of the settings."""
     run.model.load_state_dict(state["model"], strict=False)
     if load_optimizer:
         run.optimizer.load_state_dict(state["optimizer"])
-    monitor = trainsentry.TrainMonitor({"output_dir": str(out / "second"), "strict": True})
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out / "second"), "strict": True, **config})
     monitor.load_state_dict(state["monitor"])
     with monitor.watch(run.model, run.optimizer):
         run.train(SAVED, 3)
@@ -187,6 +188,67 @@ def test_a_compiled_model_is_no_change(states, out):
     run = Run(ResNet)
     run.model.compile(backend="eager")
     assert resumed(run, state, out) == []
+
+
+ACTIVATIONS = {"activations": {"every": 1}}
+
+
+def unscaled(model):
+    attention = model.blocks[1].attn
+
+    def forward(x):
+        q, k, v = attention.qkv(x).chunk(3, dim=-1)
+        return attention.proj(F.softmax((q @ k.mT).tril(), -1) @ v)
+
+    attention.forward = forward
+
+
+def scaled_shortcut(model):
+    block = model.layers[0]
+    block.forward = lambda x: block.relu(block.bn2(block.conv2(block.relu(block.bn1(block.conv1(x))))) + x * 0.5)
+
+
+CODE = {
+    "attention": (Gpt, unscaled, "module blocks.1.attn computes otherwise (with "),
+    "shortcut": (ResNet, scaled_shortcut, "module layers.0 computes otherwise (with mul) than"),
+}
+
+
+@pytest.fixture(scope="module")
+def states_with_activations(tmp_path_factory):
+    return {
+        family: saved_by(Run(family), tmp_path_factory.mktemp("saved"), collect=ACTIVATIONS) for family in (Gpt, ResNet)
+    }
+
+
+@pytest.mark.skipif(not NUMBERS_NODES, reason="this torch does not number the nodes of a graph")
+@pytest.mark.parametrize("what", CODE)
+def test_code_that_is_other_after_the_resume_is_named_by_its_operations(states_with_activations, out, what):
+    family, edit, sentence = CODE[what]
+    state = copy.deepcopy(states_with_activations[family])
+    [said] = resumed(Run(family, edit=edit), state, out, collect=ACTIVATIONS)
+    assert said.startswith(sentence)
+
+
+@pytest.mark.parametrize("family", [Gpt, ResNet])
+def test_code_that_is_the_same_and_what_other_software_computes_is_told_nothing(states_with_activations, out, family):
+    state = copy.deepcopy(states_with_activations[family])
+    assert resumed(Run(family), state, out, collect=ACTIVATIONS) == []
+    text = state["monitor"]["fingerprints"]
+    assert f'"torch {torch.__version__} on cpu"' in text
+    state["monitor"]["fingerprints"] = text.replace(f"torch {torch.__version__} on cpu", "torch 2.6.0 on cuda")
+    edit = unscaled if family is Gpt else scaled_shortcut
+    assert resumed(Run(family, edit=edit), state, out, collect=ACTIVATIONS) == []
+
+
+def test_modules_that_are_computed_again_in_the_backward_pass_are_told_nothing(states_with_activations, out):
+    def checkpointed(model):
+        for block in model.blocks:
+            forward = block.forward
+            block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=True)
+
+    state = copy.deepcopy(states_with_activations[Gpt])
+    assert resumed(Run(Gpt, edit=checkpointed), state, out, collect=ACTIVATIONS) == []
 
 
 def test_a_state_of_an_earlier_version_has_no_settings(states, out):
