@@ -25,8 +25,8 @@ from trainsentry.collectors.run_settings import (
 LEAST_CHANGE: Final = math.log(1.2)
 """Smallest change of a constant, |log ratio|: a schedule, as of dropout, moves by less from one step to the next."""
 
-BY_WORLD: Final = frozenset({INPUT, PASSES})
-"""Settings that programs choose by the number of ranks."""
+OF_THE_RANK: Final = frozenset({INPUT, PASSES, OPERATIONS})
+"""Settings that differ between the stages of a pipeline, and that programs choose by the number of ranks."""
 
 NOT_OF_MODULES: Final = frozenset({INPUT, PASSES, OPTIMIZER})
 """Settings that leave the operations of modules as they are; what any other changes, operations follow."""
@@ -63,11 +63,11 @@ def setting_changes(ranks: Mapping[int, Resumed]) -> list[SettingChange]:
         resumed = ranks[rank]
         changes: dict[tuple[str, Any, Any], list[str]] = {}
         of_rank = list(_changes(resumed.saved.settings, resumed.settings))
-        left_out = BY_WORLD if resumed.saved.world != resumed.world else frozenset()
-        if left_out or any(what not in NOT_OF_MODULES | {OPERATIONS} for what, *_ in of_rank):
-            left_out = left_out | {OPERATIONS}
+        left_out = {SOFTWARE} if resumed.is_own else {SOFTWARE, *OF_THE_RANK}
+        if any(what not in {*NOT_OF_MODULES, OPERATIONS} for what, *_ in of_rank):
+            left_out.add(OPERATIONS)
         for what, name, was, now in of_rank:
-            if what not in left_out and what != SOFTWARE:
+            if what not in left_out:
                 changes.setdefault((what, was, now), []).append(name)
         for (what, was, now), names in changes.items():
             words = f"{_words(what, names, was, now)} when step {resumed.saved.step} was saved"

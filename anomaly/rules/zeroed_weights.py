@@ -57,14 +57,9 @@ class ZeroedWeightsRule(Rule):
         self._lasted, self._since = series.column(np.int64), series.column(np.int64, -1)
         self._clean = series.column(np.int64, -1)
         self._spacing = arrays.layouts.column(np.float64, of=lambda layout: SPACING.get(layout.dtype, COARSEST))
-        self._gradients: dict[str, float] = {}
-        self._step = -1
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the weights of which a part has become zero, and those of which updates leave a part out."""
-        record = observed.record
-        if record.step != self._step:
-            self._gradients, self._step = {}, record.step
         return self._of_weights(observed) + self._of_updates(observed)
 
     def _of_weights(self, observed: Observed) -> list[Finding]:
@@ -85,9 +80,10 @@ class ZeroedWeightsRule(Rule):
         rows = rows_where(self._is_update.values[record.where])
         if not len(rows):
             return []
-        self._note_gradients(observed)
         ids = record.ids[rows]
-        odd = self._has_more(observed, rows) & ~self._are_excused(observed, rows)
+        odd = self._has_more(observed, rows)
+        if odd.any():
+            odd &= ~self._are_excused(observed, rows)
         lasted = self._lasted.values
         self._since.values[ids] = np.where(odd & (lasted[ids] == 0), record.step, self._since.values[ids])
         lasted[ids] = np.where(odd, lasted[ids] + 1, 0)
@@ -112,15 +108,12 @@ class ZeroedWeightsRule(Rule):
         self._most.values[ids] = np.fmax(self._most.values[ids], share)
         self._samples.values[ids] += 1
 
-    def _note_gradients(self, observed: Observed) -> None:
-        record, series = observed.record, observed.table.series
-        for row in rows_where(self._is_gradient.values[record.where]).tolist():
-            self._gradients[series[record.ids[row]].name] = float(record.values[row, ZEROS])
-
     def _are_excused(self, observed: Observed, rows: Any) -> Mask:
         """Return which updates are rounded, have no more zeros than their gradients, or gradients nobody has read."""
         record, series = observed.record, observed.table.series
-        of_gradient = [self._gradients.get(series[record.ids[row]].name, np.inf) for row in rows.tolist()]
+        gradients = rows_where(self._is_gradient.values[record.where]).tolist()
+        zeros = {series[record.ids[row]].name: float(record.values[row, ZEROS]) for row in gradients}
+        of_gradient = [zeros.get(series[record.ids[row]].name, np.inf) for row in rows.tolist()]
         least = ABOVE_ROUNDING * self._spacing.values[record.layouts[rows]]
         excused: Mask = TIMES * np.asarray(of_gradient) >= record.values[rows, ZEROS]
         excused |= ~(record.values[rows, VALUE] >= least)

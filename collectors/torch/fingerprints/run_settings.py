@@ -46,6 +46,8 @@ def settings_of(
     found: dict[str, dict[str, Any]] = {OPERATIONS: dict(operations)}
     for what, name, value in [*_of_modules(watch, modes), *_of_training(watch), *_of_passes(forms)]:
         found.setdefault(what, {})[name] = value
+    if len(watch.optimizers) > 1:
+        found.pop(PASSES, None)  # at the first one's update, those for the others are still to come
     return found
 
 

@@ -37,8 +37,8 @@ class TorchInputs(ModelInputs):
     def _note_pass(self, named: NamedModule, given: Sequence[tuple[str, Tensor]]) -> None:
         if changes_operations():
             return
-        self.forms.note(named.name if not named.vpp_stage else f"stage {named.vpp_stage}", given)
         if named.module.training:  # evaluations draw the same numbers each time, by design
+            self.forms.note(named.name if not named.vpp_stage else f"stage {named.vpp_stage}", given)
             self._random.begin_pass()
 
     def _part_of(self, tensor: Tensor) -> Tensor:

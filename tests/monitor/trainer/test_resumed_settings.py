@@ -190,6 +190,61 @@ def test_a_compiled_model_is_no_change(states, out):
     assert resumed(run, state, out) == []
 
 
+class TwoPasses(Run):
+    """A second optimizer has a pass of its own, after the first one's update."""
+
+    def __init__(self, family):
+        super().__init__(family)
+        parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(parameters[:4], lr=1e-3)
+        self.other = torch.optim.AdamW(parameters[4:], lr=1e-3)
+
+    def train(self, first, steps, batch=None):
+        for step in range(first, first + steps):
+            for optimizer in (self.optimizer, self.other):
+                self.loss(step, self.batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                self.other.zero_grad()
+
+
+@pytest.mark.parametrize("family", [Gpt, ResNet])
+def test_passes_between_the_updates_of_two_optimizers_are_no_change(out, family):
+    run = TwoPasses(family)
+    config = {"output_dir": str(out / "first"), "strict": True}
+    with trainsentry.TrainMonitor(config).watch(run.model, [run.optimizer, run.other]) as monitor:
+        run.train(0, SAVED)
+        state = run.state(monitor)
+        other = copy.deepcopy(run.other.state_dict())
+    again = TwoPasses(family)
+    again.model.load_state_dict(state["model"])
+    again.optimizer.load_state_dict(state["optimizer"])
+    again.other.load_state_dict(other)
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out / "second"), "strict": True})
+    monitor.load_state_dict(state["monitor"])
+    with monitor.watch(again.model, [again.optimizer, again.other]):
+        again.train(SAVED, 3)
+        monitor.flush()
+        assert monitor.incidents == ()
+
+
+def test_a_pass_in_evaluation_mode_with_gradients_counts_for_nothing(states, out):
+    def looked_at(model):
+        model.eval()
+        model(torch.randint(64, (1, 8)))
+        model.train()
+
+    run = Run(Gpt)
+    train = run.train
+
+    def train_after_a_look(first, steps, batch=None):
+        looked_at(run.model)
+        train(first, steps, batch)
+
+    run.train = train_after_a_look
+    assert resumed(run, states(Gpt), out) == []
+
+
 ACTIVATIONS = {"activations": {"every": 1}}
 
 
