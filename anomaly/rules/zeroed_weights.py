@@ -67,7 +67,7 @@ class ZeroedWeightsRule(Rule):
         if not len(rows):
             return []
         ids = observed.record.ids[rows]
-        odd = self._has_more(observed, rows)
+        odd = self._has_more(observed, rows) & (observed.record.values[rows, ZEROS] < 1)  # a whole one is set anew
         found = []
         if 0 < odd.sum() <= max(1, MOST_AT_ONCE * len(rows)):
             found = [self._finding(observed, int(rows[i]), observed.record.step) for i in rows_where(odd).tolist()]

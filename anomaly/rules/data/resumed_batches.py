@@ -73,5 +73,6 @@ class ResumedBatches:
         self._old, self._came = {}, []
         for place, (step, bits) in enumerate(batches):
             self._old.setdefault(bits, (place, step))
-        if len(self._old) < max(LEAST_DIFFERENT, (1 - LARGEST_SHARE) * len(batches)):
+        repeats = bool(batches) and self._old[batches[-1][1]][0] < len(batches) - 1  # an epoch in order has begun again
+        if repeats or len(self._old) < max(LEAST_DIFFERENT, (1 - LARGEST_SHARE) * len(batches)):
             self._old = {}

@@ -83,7 +83,13 @@ def freeze_rows(model, step):
         )
 
 
+def begin_anew(model, step):
+    if step == AT:
+        model.get_parameter(FAMILIES[type(model)]).data.zero_()
+
+
 PRACTICES = {
+    "an adapter begins anew, at zero": (begin_anew, lambda step: 1.0),
     "nothing": (None, lambda step: 1.0),
     "many weights are pruned": (prune, lambda step: 1.0),
     "a schedule that ends near zero": (None, lambda step: max(0.0, 1 - step / 55) ** 6),

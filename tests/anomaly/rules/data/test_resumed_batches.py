@@ -80,6 +80,8 @@ DONE = {
     "one old batch, then new": (range(SAVED), [0, *range(SAVED, SAVED + 50)]),
     "two old batches, then new": (range(SAVED), [0, 1, *range(SAVED, SAVED + 50)]),
     "epochs in order": ([*range(60)] * 3, [*range(60)]),
+    "soon after an epoch in order has begun again": ([*range(100), *range(5)], range(5, 60)),
+    "the same, of a long epoch": ([*range(FIRST + NEWEST), *range(5)], range(5, 60)),
     "a few batches for ever": ([*range(20)] * 8, range(20)),
     "a short run": (range(30), range(30)),
     "old data later": (range(SAVED), [*range(SAVED, SAVED + 5), *range(20)]),
