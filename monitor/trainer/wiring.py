@@ -3,10 +3,12 @@
 import platform
 import time
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
+import trainsentry
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.rules.user_detectors import load_detectors
 from trainsentry.collectors.backend import Framework, ModelWatch
@@ -71,8 +73,8 @@ def describe_run(
     """Return the content of `run.json`."""
     return {
         "versions": {
-            "trainsentry": version("trainsentry"),
-            "numpy": version("numpy"),
+            "trainsentry": trainsentry.__version__,
+            "numpy": np.__version__,
             "python": platform.python_version(),
         },
         **framework.describe_environment(),

@@ -80,7 +80,14 @@ def test_a_step_takes_one_copy_to_the_host_and_reads_no_value(out):
 
 
 @needs_an_accelerator
-def test_an_unsampled_step_runs_no_operation_of_ours(out):
+@pytest.mark.parametrize("inputs", [False, True])
+def test_an_unsampled_step_reads_nothing_but_the_inputs_of_the_model(out, inputs):
     collect = {part: {"every": 10} for part in EVERYTHING}
+    collect["activations"]["inputs"] = inputs
     bare, watched = operations(None), operations(config_of(out, collect=collect))
-    assert {name: n for name, n in (watched - bare).items() if name.startswith(("aten::", "Memcpy", "Memset"))} == {}
+    added = {name: n for name, n in (watched - bare).items() if name.startswith(("aten::", "Memcpy", "Memset"))}
+    if not inputs:
+        assert added == {}
+    else:
+        assert sum(n for name, n in added.items() if name.startswith("Memcpy DtoH")) == 1
+        assert not any("reduce" in name or name in {"aten::sum", "aten::amin", "aten::aminmax"} for name in added), added

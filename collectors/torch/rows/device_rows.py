@@ -22,6 +22,7 @@ from trainsentry.collectors.torch.rows.kernels.dense_tensors import (
     address_in_place,
     addresses_in_place,
     dtypes_for,
+    in_one_piece,
 )
 from trainsentry.collectors.torch.rows.kernels.device_counts import DeviceCounts
 from trainsentry.collectors.torch.rows.kernels.fused_rows import FusedRows, kernels_for
@@ -137,9 +138,11 @@ class DeviceRows:
 
     def add(self, position: int, x: Tensor, implicit_zeros: int = 0, divisor: Tensor | None = None) -> None:
         """Write the statistics of `x` to the next row; `divisor` divides the values of its histogram."""
-        address = 0 if implicit_zeros else self.address_in_place(x)
-        if address and self._fuse([position], DenseTensors([x], [address], [x.numel()]), divisor):
-            return
+        if not implicit_zeros and self.fused is not None and self.have_plain_formats([x]):
+            dense = in_one_piece(self._dtypes, x, BLOCK * PASS_BLOCKS)
+            address = self.address_in_place(dense)
+            if address and self._fuse([position], DenseTensors([dense], [address], [x.numel()]), divisor):
+                return
         self._lists.follow()
         plain = self.seam.in_plain_format(x)
         if plain.numel() > BLOCK * PASS_BLOCKS and not implicit_zeros:

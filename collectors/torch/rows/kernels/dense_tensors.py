@@ -88,6 +88,18 @@ def address_in_place(dtypes: frozenset[torch.dtype], x: Tensor) -> int:
         return 0
 
 
+def in_one_piece(dtypes: frozenset[torch.dtype], x: Tensor, most: int) -> Tensor:
+    """Return a contiguous tensor of the same values in any order, where the kernels read the dtype; else `x`.
+
+    Nothing is copied of channels-last and transposed tensors, whose elements are neighbours; of others at most `most`
+    elements are.
+    """
+    if x.dtype not in dtypes or x.layout is not torch.strided or x.is_nested or x.is_neg():
+        return x
+    by_stride = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+    return by_stride.contiguous() if x.numel() <= most or by_stride.is_contiguous() else x
+
+
 def addresses_in_place(dtypes: frozenset[torch.dtype], tensors: Sequence[Tensor]) -> list[int] | None:
     """Return `address_in_place` of many plain tensors; None if it is 0 for one of them."""
     if not dtypes.issuperset([x.dtype for x in tensors]):

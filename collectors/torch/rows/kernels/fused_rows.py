@@ -3,7 +3,7 @@
 import logging
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,13 @@ from trainsentry.collectors.torch.rows.kernels.device_counts import KernelCounte
 from trainsentry.collectors.torch.rows.kernels.launch_tables import LaunchTables, UnderWay
 
 logger = logging.getLogger("trainsentry")
+
+ROWS_AT_ONCE: Final = 256
+"""Partial rows that a program combines at a time: the tensors of most lists have fewer."""
+
+FOR_USUAL: Final = {"block": ROWS_AT_ONCE}
+FOR_LONG: Final = {"block": 2_048, "num_warps": 16}
+"""How rows are combined where a tensor has more: nothing else runs meanwhile, and each turn waits for memory anew."""
 
 
 def kernels_for(device: torch.device) -> Any:
@@ -145,6 +152,7 @@ class FusedRows:
 
     def _combine(self, rows: Tensor) -> None:
         slots, firsts, counts, sizes = self.tables.of_rows(self._under_way)
+        is_long = not self._split and max(group.cutting.most for _, _, group in self._under_way) > ROWS_AT_ONCE
         self.kernels.combine_rows[(slots.numel(),)](
             self._arena(),
             firsts,
@@ -154,7 +162,7 @@ class FusedRows:
             rows,
             split=self._split,
             accumulator=self._accumulator,
-            block=256,
+            **(FOR_LONG if is_long else FOR_USUAL),
         )
         self.launches += 1
         self._under_way, self._used = [], 0

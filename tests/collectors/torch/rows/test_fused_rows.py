@@ -364,12 +364,13 @@ for capability, dtypes in ((80, {"*bf16": ALL[2:]}), (90, WHOLE | {"*bf16": ALL[
             wide = re.findall(r"cp\\.async\\.cg\\.shared\\.global \\[[^]]*\\], \\[[^]]*\\], 0x10", built.asm["ptx"])
             assert x in WHOLE or len(wide) >= 8, "the main loop loads less than 16 bytes at a time"
     signature = {"partials": "*fp64", **dict.fromkeys(("firsts", "counts", "sizes", "slots"), "*i64"), "rows": "*fp64"}
-    constants = {"split": False, "accumulator": tl.float64, "block": 256}
+    constants = {"split": False, "accumulator": tl.float64}
     for kernel in (kernels.partial_rows, kernels.combine_rows):
         numbers = {"eps", "first", "size", "chunk", "slot"}
         pointers = [p for p in kernel.params if not p.is_constexpr and p.name not in numbers]
         assert all(p.do_not_specialize_on_alignment for p in pointers), "tables lie anywhere"
-    assert compile(kernels.combine_rows, signature, constants, capability).asm["cubin"]
+    for block in ({"block": 256}, {"block": 2048}):
+        assert compile(kernels.combine_rows, dict(signature), constants | block, capability).asm["cubin"]
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(built.asm["ptx"])
         file.flush()
