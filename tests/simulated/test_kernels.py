@@ -238,6 +238,31 @@ def test_statistics_wait_for_the_device_at_the_end_alone_and_take_few_launches(t
     assert kernels.launches.count("partial_rows") <= most
 
 
+def attended(folder, device):
+    """Dump what attention does with the heads of a sequence: none of them lies in the order of its axes."""
+    torch.manual_seed(2)
+    heads = torch.randn(2, 6, 3, 4, 5).to(device)
+    debugger = PrecisionDebugger(task="statistics", level="L1", dump_path=str(folder))
+    debugger.start()
+    for block in heads.permute(0, 3, 2, 1, 4):
+        queries, keys, values = block.unbind(1)
+        (queries.matmul(keys.transpose(1, 2))[:, :, ::2] + 1).matmul(values[:, ::2])
+    debugger.stop()
+    debugger.step()
+    PrecisionDebugger.close()
+    return json.loads((folder / "step0" / "rank0" / "dump.json").read_text())["data"]
+
+
+def test_a_dump_reads_tensors_that_are_not_contiguous_with_the_others(tmp_path, kernels):
+    on_host, on_npu = attended(tmp_path / "cpu", "cpu"), attended(tmp_path / "npu", "npu")
+    pairs = list(zip(described(list(on_host.values())), described(list(on_npu.values())), strict=True))
+    assert len(pairs) > 20
+    for host, device in pairs:
+        for key in ("Max", "Min", "Mean", "Norm"):
+            assert device[key] == pytest.approx(host[key], rel=2e-4, abs=1e-5)
+    assert kernels.launches.count("partial_rows") == 1
+
+
 def test_files_are_written_while_the_step_goes_on(tmp_path):
     dumped(tmp_path, "npu", "tensor", "mix", may_wait=False)
 

@@ -101,7 +101,9 @@ def _reading(tensors: list[torch.Tensor], device: torch.device) -> Work | None:
             model(tensors[0])
         optimizer.step()
 
-    collect: dict[str, Any] = dict.fromkeys(PARTS, False) | {part: {"every": 1}}
+    # Of a large input its first samples are read too, as at every step: that is no part of reading one tensor.
+    chosen = {"every": 1, "inputs": False} if one else {"every": 1}
+    collect: dict[str, Any] = dict.fromkeys(PARTS, False) | {part: chosen}
     with tempfile.TemporaryDirectory() as directory:
         config = {"output_dir": directory, "collect": collect, "on_incident": False, "detect": False}
         with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:

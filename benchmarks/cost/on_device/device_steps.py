@@ -16,7 +16,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 from device_trainings import Training
-from device_work import Work, forbidden_to_wait, free_memory, peak_memory, seconds_of, work_of
+from device_work import forbidden_to_wait, free_memory, peak_memory, seconds_of, work_of
 from subjects import Subject, make_subject
 
 DEFAULT, SAME_STEP = "default configuration", "default with same_step"
@@ -27,17 +27,18 @@ WORKLOADS = (*OF_OURS, "gradients", "weights", "optimizer state", "activations",
 OURS, V1, V2 = "trainsentry", "msprobe_v1", "msprobe_v2"
 ROUNDS = 4
 WARM_UP = 3
+LEAST_STEPS = 5
+"""Steps of a block without msprobe: the wait at its end shows host time that the device hides in a training."""
 
 
 @dataclass
 class Arm:
-    """A training with its monitor, the seconds of a step in each round, and what one step did on the device."""
+    """A training with its monitor, the memory that it took to begin, and the seconds of a step in each round."""
 
     training: Training
     subject: Subject | None
     peak: float | None = None
     seconds: list[float] = field(default_factory=list)
-    work: Work | None = None
 
     def steps(self, count: int) -> None:
         """Train; a monitor's output is not shown."""
@@ -55,13 +56,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Cell:
-    """A model under a workload: the bare step's seconds; by monitor the ratios, launches and memory added."""
+    """A model under a workload: the bare step's seconds; by monitor the ratios and the memory added.
+
+    `launches` are the kernels that ours adds to a step, None where they were not counted.
+    """
 
     bare: float
     ratios: dict[str, list[float]]
-    launches: dict[str, int]
     memory: dict[str, float]
     troubles: dict[str, str]
+    launches: int | None = None
 
     def ratio(self, name: str) -> float | None:
         """Return the median ratio to the bare step."""
@@ -76,18 +80,29 @@ def measure(
     with tempfile.TemporaryDirectory() as directory:
         arms, troubles = _arms(make, workload, names, Path(directory), device)
         _rounds(arms, end, 10 if workload in OF_OURS else 1, device)
-        for name, arm in arms.items():
-            if name in {"none", OURS}:
-                arm.work = work_of(lambda arm=arm: arm.steps(1), device)
-                arm.settle()
         cell = _cell(arms, troubles)
-        for arm in arms.values():
-            if arm.subject is not None:
-                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                    arm.subject.close()
-        arms.clear()
-    free_memory(device)
+        _close(arms, device)
     return cell
+
+
+def launches_added(make: Callable[[], Training], workload: str, device: torch.device) -> int | None:
+    """Return the kernels that our monitor adds to a step, the mean of those between two samples; None if unknown."""
+    times = 10 if workload in OF_OURS else 1
+    with tempfile.TemporaryDirectory() as directory:
+        arms, _ = _arms(make, workload, ["none", OURS], Path(directory), device)
+        work = [work_of(lambda arm=arm: arm.steps(1), device, times) for arm in arms.values()]
+        _close(arms, device)
+    bare, watched = work
+    return None if bare is None or watched is None else watched.launches - bare.launches
+
+
+def _close(arms: dict[str, Arm], device: torch.device) -> None:
+    for arm in arms.values():
+        if arm.subject is not None:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                arm.subject.close()
+    arms.clear()
+    free_memory(device)
 
 
 def _arms(
@@ -126,7 +141,8 @@ def _rounds(arms: dict[str, Arm], end: float, multiple: int, device: torch.devic
     for name, arm in arms.items():
         step = seconds_of(lambda arm=arm: arm.steps(1), device)
         arm.settle()
-        counts[name] = max(1, min(10, int(share / step))) if multiple == 1 else multiple
+        least = LEAST_STEPS if name in {"none", OURS} else 1
+        counts[name] = max(least, min(10, int(share / step))) if multiple == 1 else multiple
     for number in range(ROUNDS):
         began, names = time.monotonic(), list(arms)
         first = number % len(names)
@@ -143,7 +159,6 @@ def _cell(arms: dict[str, Arm], troubles: dict[str, str]) -> Cell:
     return Cell(
         statistics.median(bare.seconds),
         {n: [x / y for x, y in zip(arm.seconds, bare.seconds, strict=True)] for n, arm in watched.items()},
-        {n: arm.work.launches - bare.work.launches for n, arm in watched.items() if arm.work and bare.work},
         {n: arm.peak - bare.peak for n, arm in watched.items() if arm.peak is not None and bare.peak is not None},
         troubles,
     )

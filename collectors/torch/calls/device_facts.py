@@ -48,7 +48,9 @@ class DeviceFacts:
             self._readings.append(reading)
 
     def _read_row(self, x: Tensor, implicit_zeros: int) -> None:
-        version = version_of(x) if not implicit_zeros and type(x) in PLAIN else None
+        is_plain = not implicit_zeros and type(x) in PLAIN
+        x = self._rows.in_one_piece(x) if is_plain else x
+        version = version_of(x) if is_plain else None
         address = 0 if version is None else self._rows.address_in_place(x)
         if version is None or not address:
             self._rows.add(len(self._readings), x, implicit_zeros)

@@ -98,6 +98,12 @@ class DeviceRows:
         """Whether the elements of tensors of this device lie in memory as their strides say."""
         return not self.has_private_formats or all(map(self.seam.has_plain_format, tensors))
 
+    def in_one_piece(self, x: Tensor) -> Tensor:
+        """Return a tensor of the same values, in any order, that has an address in place; `x` where there is none."""
+        if self.fused is None or not self.have_plain_formats([x]):
+            return x
+        return in_one_piece(self._dtypes, x, BLOCK * PASS_BLOCKS)
+
     def dense(self, tensors: Sequence[Tensor]) -> DenseTensors:
         """Return tensors that are read in place, with their addresses and sizes."""
         return DenseTensors(tensors, [self.address_in_place(x) for x in tensors], [x.numel() for x in tensors])
@@ -138,8 +144,8 @@ class DeviceRows:
 
     def add(self, position: int, x: Tensor, implicit_zeros: int = 0, divisor: Tensor | None = None) -> None:
         """Write the statistics of `x` to the next row; `divisor` divides the values of its histogram."""
-        if not implicit_zeros and self.fused is not None and self.have_plain_formats([x]):
-            dense = in_one_piece(self._dtypes, x, BLOCK * PASS_BLOCKS)
+        if not implicit_zeros:
+            dense = self.in_one_piece(x)
             address = self.address_in_place(dense)
             if address and self._fuse([position], DenseTensors([dense], [address], [x.numel()]), divisor):
                 return

@@ -94,7 +94,7 @@ def in_one_piece(dtypes: frozenset[torch.dtype], x: Tensor, most: int) -> Tensor
     Nothing is copied of channels-last and transposed tensors, whose elements are neighbours; of others at most `most`
     elements are.
     """
-    if x.dtype not in dtypes or x.layout is not torch.strided or x.is_nested or x.is_neg():
+    if x.dtype not in dtypes or x.layout is not torch.strided or x.is_nested or x.is_neg() or x.is_contiguous():
         return x
     by_stride = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
     return by_stride.contiguous() if x.numel() <= most or by_stride.is_contiguous() else x
