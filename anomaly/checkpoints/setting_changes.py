@@ -91,6 +91,8 @@ def _are_alike(was: Any, now: Any) -> bool:
         return True
     if isinstance(was, (bool, str)) or isinstance(now, (bool, str)):
         return False
+    if not (math.isfinite(was) and math.isfinite(now)):
+        return math.isnan(was) and math.isnan(now)
     return was * now > 0 and abs(math.log(now / was)) <= LEAST_CHANGE
 
 

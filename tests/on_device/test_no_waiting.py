@@ -90,4 +90,6 @@ def test_an_unsampled_step_reads_nothing_but_the_inputs_of_the_model(out, inputs
         assert added == {}
     else:
         assert sum(n for name, n in added.items() if name.startswith("Memcpy DtoH")) == 1
-        assert not any("reduce" in name or name in {"aten::sum", "aten::amin", "aten::aminmax"} for name in added), added
+        assert not any("reduce" in name or name in {"aten::sum", "aten::amin", "aten::aminmax"} for name in added), (
+            added
+        )

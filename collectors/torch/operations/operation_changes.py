@@ -205,14 +205,16 @@ class OperationChanges:
     def steady(self, passes: int) -> Iterator[tuple[str, str]]:
         """Yield the modules whose operations are known, and have been the same for so many passes, with their names.
 
-        The kinds of attention, of which torch takes one by device and size, count as one.
+        The kinds of attention, of which torch takes one by device and size, count as one. Functions that a program
+        or a wrapper such as FSDP2 adds are left out: only the names of torch's own nodes end in a digit.
         """
         for known in self._passes.values():
             for module, of_module in known.modules.items():
                 held = of_module.structure
                 is_steady = not (held.varies or held.lasted or held.changes) and known.number - held.since >= passes
                 if is_steady and held.usual and not _is_checkpoint(held.usual):
-                    names = Counter(_name(name).partition("_product")[0] for name, _ in held.usual)
+                    own = [_name(name).partition("_product")[0] for name, _ in held.usual if name[-1:].isdigit()]
+                    names = Counter(own)
                     yield module, ", ".join(f"{name} {count}" for name, count in sorted(names.items()))
 
     def _take_pass(self, root: NamedModule, outputs: Iterable[tuple[str, Tensor]]) -> None:

@@ -1,5 +1,7 @@
 """Settings that both runs know are compared; what ranks choose for themselves only where a rank has its own state."""
 
+import math
+
 import pytest
 
 from trainsentry.anomaly.checkpoints.comparison import Resumed
@@ -29,7 +31,19 @@ def test_what_one_run_does_not_know_is_not_compared(now):
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "is_told"), [(0.1, 0.11, False), (0.1, 0.2, True), (0, 0.1, True), (1, -1, True)]
+    ("was", "now", "is_told"),
+    [
+        (0.1, 0.11, False),
+        (0.1, 0.2, True),
+        (0, 0.1, True),
+        (1, -1, True),
+        (math.inf, 5.0, True),
+        (5.0, math.inf, True),
+        (-math.inf, -math.inf, False),
+        (math.nan, math.nan, False),
+        (math.nan, 1.0, True),
+        (True, 1.5, True),
+    ],
 )
 def test_a_constant_may_move_by_a_step_of_a_schedule(was, now, is_told):
     assert bool(words({DROPOUT: {"a": was}}, {DROPOUT: {"a": now}})) == is_told

@@ -5,8 +5,10 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 from tiny_models import Gpt, ResNet
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -294,6 +296,28 @@ def test_code_that_is_the_same_and_what_other_software_computes_is_told_nothing(
     state["monitor"]["fingerprints"] = text.replace(f"torch {torch.__version__} on cpu", "torch 2.6.0 on cuda")
     edit = unscaled if family is Gpt else scaled_shortcut
     assert resumed(Run(family, edit=edit), state, out, collect=ACTIVATIONS) == []
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded(model):
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+@pytest.mark.parametrize(("first", "then"), [(sharded, None), (None, sharded), (sharded, sharded)])
+def test_a_run_that_goes_on_with_or_without_sharding_is_told_nothing(one_rank, out, first, then):
+    """FSDP2 adds functions of its own to the graph of autograd."""
+    state = saved_by(Run(Gpt, edit=first), out, collect=ACTIVATIONS)["monitor"]
+    run = Run(Gpt, edit=then)
+    parts = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict(), "monitor": state}
+    assert resumed(run, parts, out, collect=ACTIVATIONS) == []
 
 
 def test_modules_that_are_computed_again_in_the_backward_pass_are_told_nothing(states_with_activations, out):

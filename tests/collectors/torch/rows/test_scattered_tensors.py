@@ -79,4 +79,6 @@ def test_many_partial_rows_of_one_tensor_are_combined_in_few_turns(monkeypatch):
     pending = rows.take()
     pending.wait()
     assert FOR_LONG.items() <= told[0].items()
-    assert pending.resolve()[2][0][:4].tolist() == pytest.approx([0.5, 7.0, x.double().mean().item(), x.double().norm().item()])
+    assert pending.resolve()[2][0][:4].tolist() == pytest.approx(
+        [0.5, 7.0, x.double().mean().item(), x.double().norm().item()]
+    )
