@@ -57,7 +57,7 @@ def align(
 ) -> None: ...
 
 # Describes tensors by the C functions in DLPack's capsule `functions`: type, device, dtype and shape of each. None
-# where one is not contiguous, has no memory of its own, or cannot be seen by DLPack.
+# where one is not dense, has no memory of its own, or cannot be seen by DLPack.
 def describe(functions: object, tensors: Sequence[object], /) -> bytes | None: ...
 
 # Returns the address of a tensor that is as described, 0 for one without elements; None for any other, and for one of

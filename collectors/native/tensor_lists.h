@@ -50,6 +50,28 @@ static int is_contiguous(const dl_tensor *t) {
     return 1;
 }
 
+/* Whether the elements lie in memory one after another, in any order: channels-last and transposed tensors do. */
+static int is_dense(const dl_tensor *t) {
+    if (is_contiguous(t))
+        return 1;
+    uint64_t placed = 0;
+    int64_t expected = 1;
+    for (int left = t->dimensions; left > 0; left--) {
+        int next = -1, waits = 0;
+        for (int i = 0; i < t->dimensions && i < 64; i++) {
+            int waiting = t->shape[i] != 1 && !(placed >> i & 1);
+            waits |= waiting;
+            if (waiting && t->strides[i] == expected)
+                next = i;
+        }
+        if (next < 0)
+            return !waits && t->dimensions <= 64;
+        placed |= (uint64_t)1 << next;
+        expected *= t->shape[next];
+    }
+    return t->dimensions <= 64;
+}
+
 static int64_t size_of(const dl_tensor *t) {
     int64_t size = 1;
     for (int i = 0; i < t->dimensions; i++)
@@ -83,7 +105,7 @@ static int64_t describe_one(PyObject *x, const dl_tensor *t, int64_t *to, int64_
     return count;
 }
 
-/* Returns how many numbers describe a tensor, 0 if it is not contiguous or has no memory of its own, -1 with an error. */
+/* Returns how many numbers describe a tensor, 0 if it is not dense or has no memory of its own, -1 with an error. */
 static int64_t look_at(const dl_functions *dl, PyObject *x, int64_t *to, int64_t room, void **data) {
     dl_tensor t = {0};
     if (dl->borrow(x, &t)) {
@@ -96,7 +118,7 @@ static int64_t look_at(const dl_functions *dl, PyObject *x, int64_t *to, int64_t
     int released = is_released(x, &t, (uintptr_t)*data);
     if (released)
         return released < 0 ? -1 : 0;
-    return is_contiguous(&t) ? describe_one(x, &t, to, room) : 0;
+    return is_dense(&t) ? describe_one(x, &t, to, room) : 0;
 }
 
 /* describe(functions, tensors): bytes, or None */

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
+from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY, is_dense
 from trainsentry.collectors.torch.rows.local_tensor import address_in_memory
 
 try:
@@ -39,8 +39,7 @@ def describe(tensors: Sequence[Tensor]) -> Any:
 def described_addresses(tensors: Sequence[Tensor], description: Any) -> list[int] | None:
     """Return the addresses of tensors that are all as described and have elements, else None.
 
-    A tensor of another type, shape, dtype or device is not as described, nor is one that is not contiguous or has a
-    negative bit.
+    A tensor of another type, shape, dtype or device is not as described, nor is one that has gaps or a negative bit.
     """
     try:
         if _DLPACK_TELLS:
@@ -55,7 +54,7 @@ def described_addresses(tensors: Sequence[Tensor], description: Any) -> list[int
 
 
 def _facts(x: Tensor) -> tuple[Any, ...]:
-    return type(x), x.shape, x.dtype, x.device, x.is_contiguous(), x.is_neg()
+    return type(x), x.shape, x.dtype, x.device, is_dense(x), x.is_neg()
 
 
 def dlpack_tells_the_truth() -> bool:

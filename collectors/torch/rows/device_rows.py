@@ -99,7 +99,7 @@ class DeviceRows:
         return not self.has_private_formats or all(map(self.seam.has_plain_format, tensors))
 
     def in_one_piece(self, x: Tensor) -> Tensor:
-        """Return a tensor of the same values, in any order, that has an address in place; `x` where there is none."""
+        """Return a copy without gaps of a tensor that has some, if it is not too large; else `x`."""
         if self.fused is None or not self.have_plain_formats([x]):
             return x
         return in_one_piece(self._dtypes, x, BLOCK * PASS_BLOCKS)

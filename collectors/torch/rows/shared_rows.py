@@ -18,7 +18,7 @@ from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, StorageFacts
 from trainsentry.collectors.torch.rows.host_statistics import PARALLEL, PLAIN, address_of
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
-from trainsentry.collectors.torch.rows.local_tensor import storage_range, whole_of
+from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, storage_range, whole_of
 
 _IS_NEGATED: Final = Tensor.is_neg
 
@@ -179,16 +179,18 @@ class SharedRows(HostRows):
     def _add_unusual(self, series_id: int, tensor: Tensor, version: int) -> None:
         """Append a tensor that is not as usual for its series: with others where it can be read in place, or alone."""
         rows = self._devices.get(tensor.device)
-        address = rows.address_in_place(tensor) if rows is not None and type(tensor) in PLAIN else 0
-        if rows is None or not address:
+        dense = _in_place(rows, tensor) if rows is not None and type(tensor) in PLAIN else None
+        if rows is None or dense is None:
             self._add_usually(series_id, tensor)
             return
-        layout = self._layout(tensor)
-        facts = StorageFacts.of(tensor)
-        usual = _Usual(describe([tensor]), layout, facts, rows.has_private_formats, rows.waiting, rows)
-        if address != EMPTY and usual.description is not None and series_id not in self._read_at_once:
+        layout, address = self._layout(tensor), rows.address_in_place(dense)
+        facts = StorageFacts.of(dense)
+        usual = _Usual(describe([dense]), layout, facts, rows.has_private_formats, rows.waiting, rows)
+        if dense is not tensor:
+            version = dense._version  # that of a copy
+        elif address != EMPTY and usual.description is not None and series_id not in self._read_at_once:
             self._usual[series_id] = usual
-        self._gather(series_id, tensor, address, version, usual)
+        self._gather(series_id, dense, address, version, usual)
 
     def _add_usually(self, series_id: int, tensor: Tensor) -> None:
         """Append a tensor that no device's kernels read, and know it again if the host's kernel reads it in place."""
@@ -252,3 +254,13 @@ class SharedRows(HostRows):
             self._usual.pop(series_id, None)
         self._dropped |= {position for position, source in aliases if source in self._dropped}
         return len(missing)
+
+
+def _in_place(rows: DeviceRows, tensor: Tensor) -> Tensor | None:
+    """Return what the kernels read in place: a tensor, or a copy without its gaps; None where there is neither."""
+    if rows.address_in_place(tensor):
+        return tensor
+    if is_batched(tensor) or not is_readable(tensor):
+        return None
+    dense = rows.in_one_piece(tensor.detach())
+    return dense if rows.address_in_place(dense) else None

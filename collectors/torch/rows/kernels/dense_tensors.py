@@ -76,28 +76,47 @@ def dtypes_for(row_dtype: torch.dtype) -> frozenset[torch.dtype]:
     return FLOATS | WHOLE_NUMBERS if row_dtype is torch.float64 else FLOATS
 
 
+def is_dense(x: Tensor) -> bool:
+    """Whether a strided tensor's elements lie in memory one after another, in any order.
+
+    >>> x = torch.zeros(2, 3, 4, 5)
+    >>> is_dense(x.to(memory_format=torch.channels_last)), is_dense(x.transpose(0, 2)), is_dense(x[:, :2])
+    (True, True, False)
+    """
+    if x.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
 def address_in_place(dtypes: frozenset[torch.dtype], x: Tensor) -> int:
-    """Return the address of a plain tensor whose values the kernels can read there, else 0, and EMPTY for no values."""
-    if x.dtype not in dtypes:
+    """Return the address of a plain tensor whose values the kernels can read there, else 0, and EMPTY for no values.
+
+    The kernels do not care for the order of values, so a tensor may be channels-last or transposed.
+    """
+    if x.dtype not in dtypes or x.layout is not torch.strided:
         return 0
     try:
-        if not x.is_contiguous() or x.is_neg() or x.is_nested:
+        if x.is_nested or not is_dense(x) or x.is_neg():
             return 0
         return address_in_memory(x) or (EMPTY if x.numel() == 0 else 0)
-    except RuntimeError:  # sparse tensors and values inside a functorch transform have no address
+    except RuntimeError:  # values inside a functorch transform have no address
         return 0
 
 
 def in_one_piece(dtypes: frozenset[torch.dtype], x: Tensor, most: int) -> Tensor:
-    """Return a contiguous tensor of the same values in any order, where the kernels read the dtype; else `x`.
+    """Return a copy without gaps of a tensor that has some, where the kernels read the dtype; else `x`.
 
-    Nothing is copied of channels-last and transposed tensors, whose elements are neighbours; of others at most `most`
-    elements are.
+    No more than `most` elements are copied.
     """
-    if x.dtype not in dtypes or x.layout is not torch.strided or x.is_nested or x.is_neg() or x.is_contiguous():
+    if x.dtype not in dtypes or x.layout is not torch.strided or x.is_nested or x.is_neg():
         return x
-    by_stride = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
-    return by_stride.contiguous() if x.numel() <= most or by_stride.is_contiguous() else x
+    return x if is_dense(x) or x.numel() > most else x.contiguous()
 
 
 def addresses_in_place(dtypes: frozenset[torch.dtype], tensors: Sequence[Tensor]) -> list[int] | None:
@@ -105,7 +124,7 @@ def addresses_in_place(dtypes: frozenset[torch.dtype], tensors: Sequence[Tensor]
     if not dtypes.issuperset([x.dtype for x in tensors]):
         return None
     try:
-        if False in map(Tensor.is_contiguous, tensors) or True in map(Tensor.is_neg, tensors):
+        if not all(map(is_dense, tensors)) or True in map(Tensor.is_neg, tensors):
             return None
         addresses = list(map(Tensor.data_ptr, tensors))
     except RuntimeError:

@@ -53,6 +53,10 @@ def models():
         "gpt": (Gpt(GptConfig(layers=6, width=24)), language),
         "deep gpt": (Gpt(GptConfig(layers=48, width=12, heads=2)), language),
         "resnet": (ResNet(), lambda model: F.cross_entropy(model(images), labels)),
+        "channels-last resnet": (
+            ResNet().to(memory_format=torch.channels_last),
+            lambda model: F.cross_entropy(model(images.to(memory_format=torch.channels_last)), labels),
+        ),
     }
 
 
@@ -74,16 +78,20 @@ def launches_of(name, parts, out, steps=3):
     return len(kernels.partial), len(kernels.combined), tensors
 
 
-@pytest.mark.parametrize("name", ["gpt", "deep gpt", "resnet"])
+@pytest.mark.parametrize("name", ["gpt", "deep gpt", "resnet", "channels-last resnet"])
 @pytest.mark.parametrize("part", ["gradients", "parameters", "optimizer_state", "updates"])
 def test_every_tensor_of_a_part_is_read_by_one_launch_a_dtype_and_combined_by_one_more(name, part, out):
     partial, combined, tensors = launches_of(name, [part], out)
     assert tensors > 20
-    buffers = part == "parameters" and name == "resnet"  # running statistics, and counts of batches in whole numbers
+    buffers = part == "parameters" and name.endswith(
+        "resnet"
+    )  # running statistics, and counts of batches in whole numbers
     assert (partial, combined) == (1 + 2 * buffers, 1)
 
 
-@pytest.mark.parametrize(("name", "in_place"), [("gpt", 0), ("deep gpt", 0), ("resnet", 6)])
+@pytest.mark.parametrize(
+    ("name", "in_place"), [("gpt", 0), ("deep gpt", 0), ("resnet", 6), ("channels-last resnet", 6)]
+)
 def test_activations_and_their_gradients_take_a_launch_for_each_64_and_for_each_in_place_module(name, in_place, out):
     partial, combined, tensors = launches_of(name, ["activations"], out)
     assert tensors > 40

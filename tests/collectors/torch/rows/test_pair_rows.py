@@ -85,6 +85,19 @@ def test_views_that_are_not_contiguous_are_compared(on_device):
     assert_rows(pairs, rows_of_host_pairs(pairs))
 
 
+def test_elements_are_compared_with_those_of_the_same_place_however_both_lie_in_memory(on_device):
+    """The gradient of a channels-last weight, and a moment that a checkpoint has brought back in order."""
+    device, rtol = on_device
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 4, 3, 5, 6).unbind()
+    last = torch.channels_last
+    pairs = [(a.contiguous(memory_format=last), b), (a, b.contiguous(memory_format=last))]
+    pairs += [tuple(x.contiguous(memory_format=last) for x in (a, b)), (a, b), (a.transpose(0, 2), b.transpose(0, 2))]
+    for pair in pairs:
+        assert_rows([pair], device.rows_of([pair]), rtol)
+    assert_rows(pairs, device.rows_of(pairs), rtol)
+
+
 def test_nothing_is_said_of_values_that_are_not_finite(on_device):
     device, _ = on_device
     a = torch.randn(50)
