@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pandas as pd
@@ -31,6 +32,23 @@ def exactly(path):
     """Read a table to the last bit, as pandas does of itself from 3.0 on."""
     old = int(pd.__version__.partition(".")[0]) < 3
     return pd.read_csv(path, **({"float_precision": "round_trip"} if old else {}))
+
+
+def test_a_source_tree_without_the_metadata_of_a_package_is_watched_too(out, monkeypatch):
+    """As one that is copied to a machine and put on PYTHONPATH."""
+    installed = metadata.distribution
+
+    def distribution(name):
+        if name == "trainsentry":
+            raise metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    model, optimizer, monitor = make(out)
+    with monitor:
+        train(model, optimizer, 2, monitor)
+    run = json.loads((out / "run.json").read_text())
+    assert run["versions"]["trainsentry"] == trainsentry.__version__
 
 
 def test_records_and_metrics_give_the_numbers_that_stand_in_the_csv(out):
