@@ -137,3 +137,41 @@ def test_a_loss_and_a_scale_that_lie_on_the_device_are_recorded_as_they_are(out)
     assert value["loss_scale"].tolist() == [1024.0] * 4
     rows = records[(records["quantity"] == "gradient") & (records["name"] == "head.weight")]
     assert rows["norm"].tolist() == pytest.approx([norm.item() for norm in norms], rel=1e-6)
+
+
+class Images(nn.Module):
+    """A channels-last network: its weights, gradients, state and activations are not in the order of their axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 3)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(self.second(torch.relu(self.norm(self.first(x)))).mean((2, 3)))
+
+
+def test_a_channels_last_model_is_read_where_it_lies(out):
+    torch.manual_seed(0)
+    last = torch.channels_last
+    model = Images().to(DEVICE, memory_format=last)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen = {}
+    with trainsentry.TrainMonitor(config_of(out, collect=EVERYTHING)).watch(model, optimizer) as monitor:
+        for name in ("first", "norm", "second"):
+            module = getattr(model, name)
+            module.register_forward_hook(lambda _m, _a, y, name=name: seen.update({f"{name}.output.0": y.clone()}))
+        for _ in range(3):
+            x = torch.randn(4, 3, 9, 9).to(DEVICE, memory_format=last)
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            held = {"gradient": {name: p.grad.clone() for name, p in model.named_parameters()}}
+            held["parameter"] = {name: p.detach().clone() for name, p in model.named_parameters()}
+            held["activation_output"] = dict(seen)
+            optimizer.step()
+            monitor.flush()
+            assert not seen["first.output.0"].is_contiguous()
+        for quantity, tensors in held.items():
+            rows = monitor.metrics(quantity)
+            for name, tensor in tensors.items():
+                assert_row(rows[name], tensor)
