@@ -92,6 +92,7 @@ class Odd(nn.Module):
                 self.weights.append(nn.Parameter(flat[:-1].clone()))
         for values in ([1.0, math.nan, math.inf, -math.inf, 0.0], [math.nan, -math.inf], [3e38] * 1000, [1e-45] * 10):
             self.weights.append(nn.Parameter(torch.tensor(values, device=DEVICE)))
+        self.weights.append(nn.Parameter(torch.randn(5_000_000, generator=generator).to(DEVICE)))  # many partial rows
         self.weights.append(nn.Parameter(torch.randn(40, 30, generator=generator).to(DEVICE).t()))
         self.weights.append(nn.Parameter(torch.randn(40, generator=generator).double().to(DEVICE)))
         self.weights.append(nn.Parameter(torch.tensor(-2.5, device=DEVICE)))

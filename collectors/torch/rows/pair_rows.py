@@ -85,11 +85,8 @@ class DevicePairs:
     def _by_kernels(self, pairs: Pairs) -> Tensor | None:
         """Return the rows of pairs of the same two dtypes by two launches, None where the kernels do not read them."""
         addresses = [(address_in_place(FLOATS, a), address_in_place(FLOATS, b)) for a, b in pairs]
-        if (
-            len(pairs) > MOST_AT_ONCE
-            or not all(a and b for a, b in addresses)
-            or not all(_lie_alike(*p) for p in pairs)
-        ):
+        are_alike = all(a and b for a, b in addresses) and all(_lie_alike(a, b) for a, b in pairs)
+        if len(pairs) > MOST_AT_ONCE or not are_alike:
             return None
         try:
             return self._launch(pairs, np.asarray(addresses, np.int64))
