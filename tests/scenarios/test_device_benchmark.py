@@ -36,7 +36,7 @@ def test_tiny_models_on_the_cpu_fill_the_table_as_far_as_the_time_goes():
 
 
 def cell(ours, v1, v2):
-    return Cell(0.01, {OURS: [ours], V1: [v1], V2: [v2]}, {OURS: 3}, {OURS: 8.0}, {})
+    return Cell(0.01, {OURS: [ours], V1: [v1], V2: [v2]}, {OURS: 8.0}, {}, 3)
 
 
 @pytest.mark.parametrize(("ours", "met"), [(1.05, 3), (1.15, 2), (1.6, 0)])

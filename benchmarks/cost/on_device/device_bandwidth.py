@@ -14,6 +14,7 @@ from device_work import Work, free_memory, work_of
 from torch import nn
 
 MB = 2**20
+KERNEL = "partial_rows"
 PARTS = ("gradients", "parameters", "optimizer_state", "updates", "activations", "communication")
 
 
@@ -41,17 +42,18 @@ class Passage(nn.Module):
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes a second of the monitor's reading and of a copy, and the launches of a step."""
+    """Bytes a second of the kernel that reads, of all kernels of a step, and of a copy; the launches of a step."""
 
     what: str
     dtype: str
     read: float
+    whole: float
     copied: float
     launches: int
 
     @property
     def share(self) -> float:
-        """Return the reading's share of the copy's bandwidth."""
+        """Return the kernel's share of the copy's bandwidth."""
         return self.read / self.copied
 
 
@@ -80,11 +82,12 @@ def _measure(device: torch.device, count: int, megabytes: int, dtype: torch.dtyp
             target.copy_(source)
 
     done = _reading(tensors, device)
-    if done is None or not done.seconds:
+    reading = done.by_name.get(KERNEL, 0.0) if done is not None else 0.0
+    if done is None or not reading:
         return None
-    copied = _copy_seconds(copy, device)
+    speeds = volume / reading, volume / done.seconds, 2 * volume / _copy_seconds(copy, device)
     what = f"{megabytes} MB" if count == 1 else f"{count} × {megabytes} MB"
-    return Bandwidth(what, str(dtype).removeprefix("torch."), volume / done.seconds, 2 * volume / copied, done.launches)
+    return Bandwidth(what, str(dtype).removeprefix("torch."), *speeds, done.launches)
 
 
 def _reading(tensors: list[torch.Tensor], device: torch.device) -> Work | None:

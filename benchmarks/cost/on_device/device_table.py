@@ -118,12 +118,12 @@ def bandwidth_table(found: list[Bandwidth], tally: Tally) -> list[str]:
         return ["", "Bandwidth of the kernel: not measured, the device's time cannot be counted here."]
     lines = [
         "",
-        "| tensors | dtype | read | copy, both ways | share | target | launches |",
-        "|---|---|---|---|---|---|---|",
+        "| tensors | dtype | the kernel | all of a step | copy, both ways | kernel ÷ copy | target | launches |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
         told = tally.judge(one.share, SHARES_OF_COPY[one.dtype], at_least=True)
-        speeds = f"{one.read / 1e9:.0f} GB/s | {one.copied / 1e9:.0f} GB/s"
+        speeds = " | ".join(f"{speed / 1e9:.0f} GB/s" for speed in (one.read, one.whole, one.copied))
         lines.append(f"| {one.what} | {one.dtype} | {speeds} | {one.share:.0%} | {told} | {one.launches} |")
     return lines
 

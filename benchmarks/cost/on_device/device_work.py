@@ -14,11 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels launched, copies and fills, and the seconds that the kernels ran."""
+    """Kernels launched, copies and fills, and the seconds that the kernels ran: all, and by name."""
 
     launches: int
     copies: int
     seconds: float
+    by_name: dict[str, float]
 
 
 def work_of(run: Callable[[], Any], device: torch.device, times: int = 1) -> Work | None:
@@ -35,9 +36,12 @@ def work_of(run: Callable[[], Any], device: torch.device, times: int = 1) -> Wor
                 run()
             synchronize(device)
     events = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
-    moves = [event for event in events if event.name.startswith(("Memcpy", "Memset"))]
-    seconds = sum(event.time_range.elapsed_us() for event in events) - sum(e.time_range.elapsed_us() for e in moves)
-    return Work(round((len(events) - len(moves)) / times), round(len(moves) / times), seconds / 1e6 / times)
+    kernels = [event for event in events if not event.name.startswith(("Memcpy", "Memset"))]
+    by_name: dict[str, float] = {}
+    for kernel in kernels:
+        by_name[kernel.name] = by_name.get(kernel.name, 0.0) + kernel.time_range.elapsed_us() / 1e6 / times
+    moves = len(events) - len(kernels)
+    return Work(round(len(kernels) / times), round(moves / times), sum(by_name.values()), by_name)
 
 
 def find_device(choice: str) -> torch.device | None:
