@@ -74,7 +74,7 @@ class DeviceCounts:
             values = values / self._divisor(divisor)
         if divisor is not None or piece.dtype is torch.float64:
             values = torch.where(values.isfinite(), values.clamp(single.min, single.max), values).float()
-        slots = _slots_of(values.contiguous().view(torch.int32)).sort().values
+        slots = _slots_of(values.resolve_neg().contiguous().view(torch.int32)).sort().values
         ends = torch.searchsorted(slots, self._slots, right=True, out_int32=True)
         return torch.diff(ends, prepend=ends.new_zeros(1))
 

@@ -74,6 +74,16 @@ def test_a_tensor_alone_a_sparse_one_and_one_that_is_met_twice_are_counted(new_r
     assert found(rows) == expected
 
 
+def test_a_tensor_with_a_negative_bit_is_counted_as_what_it_stands_for(new_rows):
+    """As the imaginary part of a conjugate."""
+    rows, values = new_rows(), odd_values(50, torch.float32)
+    x = torch.complex(torch.zeros(50), values).conj().imag
+    assert x.is_neg()
+    rows.add(0, x)
+    rows.add_many([1], [x])
+    assert found(rows) == dict.fromkeys((0, 1), reference_of(-values))
+
+
 def test_a_step_does_not_see_the_counts_of_the_step_before(new_rows):
     rows = new_rows()
     for value in (1.0, -2.0):
