@@ -113,6 +113,7 @@ class _ModuleHook(InertWhenCopied):
         self.outermost = outermost
         self.named: dict[nn.Module, NamedModule] = {}
         self._key = FIRST_KEY - slot
+        self._registered: set[nn.Module] = set()
 
     def is_on(self, module: nn.Module) -> bool:
         """Whether a module has this hook now."""
@@ -123,11 +124,18 @@ class _ModuleHook(InertWhenCopied):
         return self.named.get(module) or named_at(vars(module).get(self.attribute))
 
     def attach(self, module: nn.Module) -> None:
-        """Register on a module, under the key that is the same on all modules."""
+        """Register on a module, under the key that is the same on all modules.
+
+        Hooks come and go with each sampled step, so from the second time on they are put where torch has put them.
+        """
+        members = vars(module)
+        if module in self._registered:
+            members[self.hooks][self._key], members[self.with_kwargs][self._key] = self, True
+            return
         handle = self._register(module)
         for name in (self.hooks, self.with_kwargs):
-            hooks = vars(module)[name]
-            hooks[self._key] = hooks.pop(handle.id)
+            members[name][self._key] = members[name].pop(handle.id)
+        self._registered.add(module)
 
     def _register(self, module: nn.Module) -> RemovableHandle:
         raise NotImplementedError
@@ -141,6 +149,7 @@ class _ModuleHook(InertWhenCopied):
         """Give up the owner; the switch, by which graphs are chosen, stays and is off."""
         self.owner = None
         self.named = {}
+        self._registered = set()
 
 
 class BeforeForward(_ModuleHook):
@@ -253,8 +262,9 @@ class ModuleHooks:
         """Unregister the hooks, except on modules for which `stays` returns True."""
         for pair in self._pairs.values():
             for module, named in pair[0].named.items():
-                for hook in pair:
-                    if hook.is_on(module) and not stays(named):
+                on = [hook for hook in pair if hook.is_on(module)]
+                if on and not stays(named):
+                    for hook in on:
                         hook.remove(module)
 
     def release(self) -> None:
