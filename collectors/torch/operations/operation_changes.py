@@ -238,13 +238,20 @@ class OperationChanges:
 
 def _condition_of(module: nn.Module) -> Any:
     """Return what programs switch on purpose: modes, which parameters are trained, and autocast."""
-    modes = tuple(m.training for m in module.modules())
-    parameters = list(module.parameters())
-    trained = sum(p.requires_grad for p in parameters)
-    device = parameters[0].device.type if parameters else "cpu"
+    modes: dict[nn.Module, bool] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    waiting = [module]
+    while waiting:  # `modules()` and `parameters()` make the names too, which takes four times as long
+        inner = waiting.pop()
+        if inner not in modes:
+            modes[inner] = inner.training
+            parameters.update({id(p): p for p in inner._parameters.values() if p is not None})
+            waiting += [m for m in inner._modules.values() if m is not None]
+    switched = tuple(modes.values()), sum([p.requires_grad for p in parameters.values()])
+    device = next(iter(parameters.values())).device.type if parameters else "cpu"
     if not torch.amp.is_autocast_available(device):
-        return modes, trained
-    return modes, trained, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        return switched
+    return *switched, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 def _structure_of(operations: list[Operation]) -> tuple[Any, ...]:
@@ -269,7 +276,7 @@ def _changes(
     arguments = tuple(operation.arguments for operation in operations)
     if not structure:
         return  # nothing of it leads to the output, or it runs without a graph, as inside a checkpoint
-    if not held.usual or _is_checkpoint(structure) != _is_checkpoint(held.usual):
+    if structure != held.usual and (not held.usual or _is_checkpoint(structure) != _is_checkpoint(held.usual)):
         known.structure, known.arguments, known.held = _Held(structure, number, varies=held.varies), arguments, {}
         return
     if structure != held.usual or held.lasted:
