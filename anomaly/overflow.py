@@ -12,7 +12,7 @@ from trainsentry.anomaly.series_arrays import Mask, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SeriesFacts
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import OVERFLOW_FLAG, SeriesTable
-from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.statistics import INFS, NANS, VALUE
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class OverflowRule:
     saturates, which `saturates` says at the first record, a value at the end of its dtype's range is an overflow too,
     and so is the device's flag.
 
+    In nearly all steps nothing is wrong, and the ids are the same array as in the step before, of which all is known: one
+    look at the counts of NaN and Inf is enough then.
+
     `count` counts the steps with an overflow, `skipped` those that the loss scaler skipped: an overflow now and then
     is a scaler's normal work, so they are counted apart.
     """
@@ -46,6 +49,7 @@ class OverflowRule:
         self._asked = False
         self._is_flag = self.arrays.series.column(bool, of=lambda s: s.scalar and s.quantity == OVERFLOW_FLAG)
         self._last_step = -1
+        self._usual: npt.NDArray[np.int32] | None = None
         self.not_finite: Mask = np.zeros(0, bool)
 
     def go_back(self) -> None:
@@ -55,12 +59,18 @@ class OverflowRule:
     def judge(self, record: StepRecord) -> Overflow | None:
         """Return the overflow in a record or None; a step that comes in several parts counts once."""
         self.arrays.grow()
+        if record.ids is self._usual and not record.values[:, NANS : INFS + 1].any():
+            self.not_finite = np.zeros(len(record), bool)
+            return None
         bad = self.not_finite = self._rule.rows(record, self.facts)
         if not self._asked:  # not before: the model may be moved to its device after `watch`
             self._asked = True
             self._saturated = _SaturatedRows(self.arrays) if self._saturates() else None
         if self._saturated is not None:
             bad = bad | self._saturated.rows(record, self.facts)
+        if not bad.any() and not self._is_flag.values[record.where].any():
+            self._usual = record.ids if self._saturated is None and not record.ids.flags.writeable else None
+            return None
         tensors = bad & self.facts.judged[record.where] & ~self.facts.scalar[record.where]
         rows = rows_where(tensors | self._flagged(record))
         if not len(rows):

@@ -19,12 +19,21 @@ _ARRAY_BYTES: Final = 112
 """Bytes of one numpy array object without its elements."""
 
 
+_last_index: Final[list[tuple[Any, Any]]] = [(None, None)]
+"""The ids of which `as_index` was asked last, and its answer: those of a step's record are mostly the same object."""
+
+
 def as_index(ids: npt.NDArray[np.int32]) -> Any:
     """Return ids as a slice where they are consecutive, else unchanged."""
-    n = len(ids)
+    known, index = _last_index[0]
+    if known is ids:
+        return index
+    n, index = len(ids), ids
     if n and int(ids[-1]) - int(ids[0]) == n - 1 and (np.diff(ids) == 1).all():
-        return slice(int(ids[0]), int(ids[0]) + n)
-    return ids
+        index = slice(int(ids[0]), int(ids[0]) + n)
+    if not ids.flags.writeable:
+        _last_index[0] = ids, index
+    return index
 
 
 @dataclass(frozen=True, slots=True)

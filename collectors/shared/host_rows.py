@@ -289,12 +289,14 @@ class PendingRows:
     def resolve(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float64]]:
         """Return ids, layouts and values (float64 of shape (n, COLUMNS)); call it only when `ready`."""
         values = np.empty((len(self.ids), COLUMNS)) if self.values is None else self.values
-        with np.errstate(invalid="ignore"):  # a row that was lost holds whatever its memory held
-            for positions, read, _ in self.copies:
-                values[positions] = read()
+        if self.copies:
+            with np.errstate(invalid="ignore"):  # a row that was lost holds whatever its memory held
+                for positions, read, _ in self.copies:
+                    values[positions] = read()
         for position in self.scalars:
             values[position, :VALUE] = row_of_number(float(values[position, VALUE]))
-        values[self.aliases[0]] = values[self.aliases[1]]
+        if len(self.aliases[0]):
+            values[self.aliases[0]] = values[self.aliases[1]]
         if self.kept.all():
             return self.ids, self.layouts, values
         return self.ids[self.kept], self.layouts[self.kept], values[self.kept]

@@ -87,16 +87,13 @@ class Ring:
             ValueError: when the message is larger than `largest_message`; writers split larger ones.
 
         """
-        length = sum(len(chunk) for chunk in chunks)
+        length = sum(map(len, chunks))
         if length > self.largest_message:
             raise ValueError(f"a message of {length} bytes; the ring takes at most {self.largest_message}")
         head = self.head
         if head + _padded(length) - self.tail > self.size:
             return False
-        position = head
-        for chunk in (_FRAME.pack(length, kind), *chunks):
-            self._put(position, chunk)
-            position += len(chunk)
+        self._put(head, b"".join((_FRAME.pack(length, kind), *chunks)))
         self._counters[0] = head + _padded(length)
         return True
 

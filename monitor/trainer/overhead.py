@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -30,20 +30,17 @@ class Cost:
         self._clock = clock
         self._last: float | None = None
         self._spent = 0.0
-        self._by_part: Counter[str] = Counter()
+        self._by_part: dict[str, int] = {}
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
-    def end_step(self) -> "tuple[float, float, dict[str, float]] | None":
-        """End a step; return its seconds without the monitor, the added seconds, and those of each part.
+    def end_step(self) -> "tuple[float, float] | None":
+        """End a step; return its seconds without the monitor, and the added seconds.
 
         Returns None for the first step, whose start is unknown.
         """
         now, spent = self._clock(), self.guard.spent_ns_so_far() / 1e9
-        by_part = {part: ns / 1e9 for part, ns in self.guard.spent_by.items()}
         last, self._last = self._last, now
         added, self._spent = spent - self._spent, spent
-        parts = {part: seconds - self._by_part[part] for part, seconds in by_part.items()}
-        self._by_part.update(parts)
         if last is None:
             return None
         self.steps += 1
@@ -51,7 +48,12 @@ class Cost:
         self.added += added
         bare = max(now - last - added, 1e-9)
         self._recent.append((bare, added))
-        return bare, added, parts
+        return bare, added
+
+    def by_part(self) -> dict[str, float]:
+        """Return the seconds that each part has taken since the last call."""
+        before, self._by_part = self._by_part, dict(self.guard.spent_by)
+        return {part: (ns - before.get(part, 0)) / 1e9 for part, ns in self._by_part.items()}
 
     @property
     def share(self) -> float:
@@ -100,8 +102,10 @@ class Overhead:
     def end_step(self, plan: frozenset[str]) -> None:
         """End a step in which the parts of `plan` were collected."""
         measured = self.cost.end_step()
-        if self.budget is not None and measured is not None:
-            self.budget.note(plan, *measured)
+        if self.budget is not None:
+            parts = self.cost.by_part()
+            if measured is not None:
+                self.budget.note(plan, *measured, parts)
 
     def costs(self, step: int) -> tuple[float, ...]:
         """Return the measured seconds if all ranks decide at the end of `step`; the ranks agree on the maximum of each.

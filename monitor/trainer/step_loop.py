@@ -1,7 +1,6 @@
 """The training process's part of each step: collect, judge before the update, send records, open the next step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from trainsentry.anomaly.pre_update_check import PreUpdateCheck
@@ -300,8 +299,7 @@ class StepLoop:
 
     def _propose(self, step: int) -> Proposal:
         """Return this rank's proposal at the end of `step`."""
-        proposal = self.triggers.proposal(self.step, self.overhead.costs(step))
-        return replace(proposal, commands=self.control.look(self.step))
+        return self.triggers.proposal(self.step, self.overhead.costs(step), self.control.look(self.step))
 
     def _close(self) -> None:
         """Close the step's rows, send the records that have arrived, and receive the recorder's messages."""

@@ -138,7 +138,7 @@ class Triggers:
 
     # ------------------------------------------------------------------ agree
 
-    def proposal(self, next_step: int, costs: tuple[float, ...] = ()) -> Proposal:
+    def proposal(self, next_step: int, costs: tuple[float, ...] = (), commands: int = 0) -> Proposal:
         """Return this rank's proposal; `next_step` is the first step that is not open yet."""
         self._proposed, self._new, self._just_settled = self._new, [], []
         suspicion, self._suspicion = self._suspicion, False
@@ -149,7 +149,7 @@ class Triggers:
             steps = 1 if suspicion and rested else 0
             self._suspected_at = next_step if steps else self._suspected_at
         dense = next_step + self.consensus.delay + steps if steps else 0
-        return Proposal(kind_of(self.stop), dense, -self._last_settled, costs)
+        return Proposal(kind_of(self.stop), dense, -self._last_settled, costs, commands=commands)
 
     def act_before_update(self, step: int) -> None:
         """Act on incidents that settled in `step`, whose update has not happened yet.

@@ -47,3 +47,11 @@ class Records:
             row[[MIN, MAX, MEAN]] = finite if np.isfinite(size) else np.nan
             row[VALUE] = size
         return row
+
+
+def resolved(rows):
+    """Take the rows of a `StepRows`, wait for their copies, and return each series' statistics by its id."""
+    pending = rows.take()
+    pending.wait()
+    ids, _, values = pending.resolve()
+    return dict(zip(ids.tolist(), values, strict=True))

@@ -8,6 +8,7 @@ import simulated_npu
 import torch
 import torch.nn.functional as F
 from simulated_npu.kernels import interpreted_kernels
+from step_records import resolved
 from tiny_models import mlp
 from torch import nn
 
@@ -28,13 +29,6 @@ from trainsentry.collectors.torch.saving import load_tensor
 def kernels():
     with interpreted_kernels() as found:
         yield found
-
-
-def resolved(rows):
-    pending = rows.take()
-    pending.wait()
-    ids, _, values = pending.resolve()
-    return dict(zip(ids.tolist(), values, strict=True))
 
 
 def assert_rows(found, tensors):

@@ -1,13 +1,24 @@
 """CUDA and ROCm, which torch both calls cuda."""
 
+import contextlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
 import torch
 
 from trainsentry.collectors.torch.device.device import Device, installed
+
+_NOTHING: Final = contextlib.nullcontext()
+
+
+def _is_current(stream: Any) -> bool:
+    """Whether work goes to a stream now: torch takes 10 µs to make objects of what these two numbers tell."""
+    device = stream.device_index
+    current: tuple[int, int] = torch._C._cuda_getDevice(), torch._C._cuda_getCurrentRawStream(device)
+    return current == (device, stream.cuda_stream)
 
 
 class Cuda(Device):
@@ -32,6 +43,18 @@ class Cuda(Device):
     def stream_numbers(self, device: torch.device) -> Callable[[], int]:
         """Return a function that returns the address of the current stream's handle: torch makes no object of it."""
         return partial(torch._C._cuda_getCurrentRawStream, device.index)
+
+    def guard(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return a context in which `device` is the current one; one that does nothing where it is already."""
+        return _NOTHING if torch._C._cuda_getDevice() == device.index else super().guard(device)
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which `stream` is the current one; one that does nothing where it is already."""
+        return _NOTHING if _is_current(stream) else super().on_stream(stream)
+
+    def follow(self, earlier: Any, device: torch.device) -> Any:
+        """Let the current stream wait for all work of `earlier`; return the current one, `earlier` where it is that."""
+        return earlier if earlier is not None and _is_current(earlier) else super().follow(earlier, device)
 
     def has_triton(self) -> bool:
         """Whether Triton is installed."""

@@ -71,9 +71,9 @@ def tile_for(limits: KernelLimits) -> Tile:
 class Cut:
     """How a launch reads a list of tensors.
 
-    `chunk`: elements per program. `programs`, shape (n,): each tensor's number of programs; `most`: the largest of
-    them. `starts`: the first of each. `places`, shape (total,): for each program the number of its tensor × 2³² + that
-    of its chunk. Two cuts are equal if they are the same object.
+    `chunk`: elements per program. `programs`, shape (n,): each tensor's number of programs. `starts`: the first of
+    each. `places`, shape (total,): for each program the number of its tensor × 2³² + that of its chunk. Two cuts are
+    equal if they are the same object.
     """
 
     chunk: int
@@ -82,7 +82,6 @@ class Cut:
     starts: npt.NDArray[np.int64]
     places: npt.NDArray[np.int64]
     total: int
-    most: int
 
 
 def chunk_of(elements: int) -> int:
@@ -113,4 +112,4 @@ def cut(sizes: tuple[int, ...]) -> Cut:
     starts = np.cumsum(programs) - programs
     tensors = np.repeat(np.arange(len(sizes), dtype=np.int64), programs)
     chunks = np.arange(int(programs.sum()), dtype=np.int64) - np.repeat(starts, programs)
-    return Cut(chunk, elements, programs, starts, tensors << 32 | chunks, len(tensors), int(programs.max(initial=0)))
+    return Cut(chunk, elements, programs, starts, tensors << 32 | chunks, len(tensors))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.kernels.chunks import ARENA_ROWS, Cut, cut, tile_for
+from trainsentry.collectors.torch.rows.kernels.compiled_launches import CompiledLaunches, is_wide
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors, DtypeGroup
 from trainsentry.collectors.torch.rows.kernels.device_counts import KernelCounters
 from trainsentry.collectors.torch.rows.kernels.launch_tables import LaunchTables, UnderWay
@@ -19,10 +20,6 @@ logger = logging.getLogger("trainsentry")
 
 ROWS_AT_ONCE: Final = 256
 """Partial rows that a program combines at a time: the tensors of most lists have fewer."""
-
-FOR_USUAL: Final = {"block": ROWS_AT_ONCE}
-FOR_LONG: Final = {"block": 2_048, "num_warps": 16}
-"""How rows are combined where a tensor has more: nothing else runs meanwhile, and each turn waits for memory anew."""
 
 
 def kernels_for(device: torch.device) -> Any:
@@ -47,6 +44,8 @@ class FusedRows:
         self.device = device
         self.kernels = kernels
         self.launches = 0
+        self._partial_rows = CompiledLaunches(kernels.partial_rows)
+        self._combine_rows = CompiledLaunches(kernels.combine_rows)
         self.seam = device_of(device)
         self.dtype = self.seam.row_dtype
         self.tables = LaunchTables(device)
@@ -129,7 +128,9 @@ class FusedRows:
         many: bool,
     ) -> None:
         partials = self._arena()
-        self.kernels.partial_rows[(cutting.total,)](
+        self._partial_rows.launch(
+            cutting.total,
+            (x.dtype, many, counters is not None, is_wide(size, cutting.chunk)),
             x,
             *table,
             partials,
@@ -152,8 +153,9 @@ class FusedRows:
 
     def _combine(self, rows: Tensor) -> None:
         slots, firsts, counts, sizes = self.tables.of_rows(self._under_way)
-        is_long = not self._split and max(group.cutting.most for _, _, group in self._under_way) > ROWS_AT_ONCE
-        self.kernels.combine_rows[(slots.numel(),)](
+        self._combine_rows.launch(
+            slots.numel(),
+            None,
             self._arena(),
             firsts,
             counts,
@@ -162,7 +164,7 @@ class FusedRows:
             rows,
             split=self._split,
             accumulator=self._accumulator,
-            **(FOR_LONG if is_long else FOR_USUAL),
+            block=ROWS_AT_ONCE,
         )
         self.launches += 1
         self._under_way, self._used = [], 0

@@ -299,7 +299,7 @@ def test_a_kernel_that_fails_when_rows_are_combined_loses_those_rows_and_no_late
     rows.add_many([1, 2], tensors)
     rows.add(3, torch.ones(3, dtype=torch.float64))
     (device,) = rows._devices.values()
-    monkeypatch.setattr(device.fused.kernels, "combine_rows", Broken())
+    monkeypatch.setattr(device.fused._combine_rows, "kernel", Broken())
     ids, _, values = rows.take().resolve()
     assert ids.tolist() == [3]
     assert values[0, MAX] == 1.0
@@ -369,8 +369,7 @@ for capability, dtypes in ((80, {"*bf16": ALL[2:]}), (90, WHOLE | {"*bf16": ALL[
         numbers = {"eps", "first", "size", "chunk", "slot"}
         pointers = [p for p in kernel.params if not p.is_constexpr and p.name not in numbers]
         assert all(p.do_not_specialize_on_alignment for p in pointers), "tables lie anywhere"
-    for block in ({"block": 256}, {"block": 2048}):
-        assert compile(kernels.combine_rows, dict(signature), constants | block, capability).asm["cubin"]
+    assert compile(kernels.combine_rows, signature, constants | {"block": 256}, capability).asm["cubin"]
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(built.asm["ptx"])
         file.flush()
