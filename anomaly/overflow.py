@@ -31,8 +31,8 @@ class OverflowRule:
     saturates, which `saturates` says at the first record, a value at the end of its dtype's range is an overflow too,
     and so is the device's flag.
 
-    In nearly all steps nothing is wrong, and the ids are the same array as in the step before, of which all is known: one
-    look at the counts of NaN and Inf is enough then.
+    In nearly all steps nothing is wrong, and the ids are the same array as in the step before, of which all is known:
+    one look at the counts of NaN and Inf is enough then.
 
     `count` counts the steps with an overflow, `skipped` those that the loss scaler skipped: an overflow now and then
     is a scaler's normal work, so they are counted apart.

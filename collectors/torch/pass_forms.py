@@ -1,11 +1,11 @@
-"""Notes the form of training passes: shapes and dtypes of the model's inputs, autocast, and how many a step has."""
+"""Notes the form of training passes: shapes and dtypes of the inputs, autocast, modes, and how many a step has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 STEADY: Final = 10
 """Steps in a row of one form, from which on it is the form of the run: sequences may vary in length, and the last batch
@@ -55,3 +55,21 @@ def _autocast(device: str) -> torch.dtype | None:
         return None
     dtype: Any = torch.get_autocast_dtype(device)
     return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def switches_of(module: nn.Module) -> Any:
+    """Return what programs switch on purpose: modes, which parameters are trained, and autocast."""
+    modes: dict[nn.Module, bool] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    waiting = [module]
+    while waiting:  # `modules()` and `parameters()` make the names too, which takes four times as long
+        inner = waiting.pop()
+        if inner not in modes:
+            modes[inner] = inner.training
+            parameters.update({id(p): p for p in inner._parameters.values() if p is not None})
+            waiting += [m for m in inner._modules.values() if m is not None]
+    switched = tuple(modes.values()), sum([p.requires_grad for p in parameters.values()])
+    device = next(iter(parameters.values())).device.type if parameters else "cpu"
+    if not torch.amp.is_autocast_available(device):
+        return switched
+    return *switched, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)

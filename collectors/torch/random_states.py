@@ -21,8 +21,8 @@ first one on, and by design."""
 
 
 DIGESTED: Final = 256
-"""Bytes at either end of a state that are compared. The host's (5,056 bytes, a Mersenne twister's) begins with its seed,
-its place and its first words, which are all new after every 624 numbers."""
+"""Bytes at either end of a state that are compared. The host's (5,056 bytes, of a Mersenne twister) begins with its
+seed, its place and its first words, which are all new after every 624 numbers."""
 
 
 @dataclass(slots=True)

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import (
@@ -27,14 +26,9 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.collectors.torch.operations.pass_operations import (
-    MASKS,
-    NUMBERS_NODES,
-    OTHER,
-    Argument,
-    Operation,
-    PassOperations,
-)
+from trainsentry.collectors.torch.operations.node_constants import MASKS, OTHER, Argument
+from trainsentry.collectors.torch.operations.pass_operations import NUMBERS_NODES, Operation, PassOperations
+from trainsentry.collectors.torch.pass_forms import switches_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART: Final = "operations"
@@ -124,21 +118,35 @@ class _Module:
     arguments: tuple[Any, ...] = ()
     held: dict[tuple[int, str], _Held] = field(default_factory=dict)
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change has come that may last, or go."""
+        of_each = self.structure, self.casts, *self.held.values()
+        return any(held.lasted and not held.varies for held in of_each)
+
 
 @dataclass(slots=True)
 class _Passes:
-    """What is known of the passes through an outermost module: their number, the last one's inputs, and its modules."""
+    """What is known of the passes through an outermost module: their number, the last one's inputs, and its modules.
+
+    `settled` are the operations of the last pass where nothing in it was about to change: the same ones again, under
+    the same conditions, change nothing.
+    """
 
     number: int = 0
     shapes: Any = None
     condition: Any = None
     called: frozenset[str] = frozenset()
     modules: dict[str, _Module] = field(default_factory=dict)
+    settled: Any = None
 
     def take(
         self, shapes: Any, condition: Any, found: Mapping[str, list[Operation]], casts: Mapping[str, int]
     ) -> Iterator[_Change]:
         """Take in a pass; yield what its modules do otherwise than before."""
+        if found is self.settled and shapes == self.shapes and condition == self.condition:
+            self.number += 1
+            return
         called, same_condition = frozenset(found), condition == self.condition
         same_calls, same_shapes = called == self.called, shapes == self.shapes
         self.number, self.shapes, self.condition, self.called = self.number + 1, shapes, condition, called
@@ -152,6 +160,7 @@ class _Passes:
             yield from self._changed_casts(module, known.casts, casts.get(module, 0), is_common=len(recast) >= MANY)
             for text, kind, lasted in _changes(known, operations, self.number, alike):
                 yield module, text, kind, lasted
+        self.settled = None if any(known.is_changing for known in self.modules.values()) else found
 
     def _changed_casts(self, module: str, held: _Held, casts: int, *, is_common: bool) -> Iterator[_Change]:
         """Yield that a module alone casts more or fewer tensors than before; autocast makes many modules do so."""
@@ -224,7 +233,7 @@ class OperationChanges:
         elif found:
             self._too_large[root.name, root.vpp_stage] = 0
             passes = self._passes[root.name, root.vpp_stage]
-            for change in passes.take(self._shapes, _condition_of(root.module), found, self._pass.casts):
+            for change in passes.take(self._shapes, switches_of(root.module), found, self._pass.casts):
                 self._append(root, *change)
 
     def _append(self, root: NamedModule, module: str, text: str, kind: float, lasted: int) -> None:
@@ -234,24 +243,6 @@ class OperationChanges:
         name = f"{OPERATIONS}.{module or 'model'}: {text}"
         series = Series(name, name, module=module, vpp_stage=root.vpp_stage, scalar=True)
         self.rows.add_numbers(self.rows.table.series_id(series), [lasted] * VALUE + [kind])
-
-
-def _condition_of(module: nn.Module) -> Any:
-    """Return what programs switch on purpose: modes, which parameters are trained, and autocast."""
-    modes: dict[nn.Module, bool] = {}
-    parameters: dict[int, nn.Parameter] = {}
-    waiting = [module]
-    while waiting:  # `modules()` and `parameters()` make the names too, which takes four times as long
-        inner = waiting.pop()
-        if inner not in modes:
-            modes[inner] = inner.training
-            parameters.update({id(p): p for p in inner._parameters.values() if p is not None})
-            waiting += [m for m in inner._modules.values() if m is not None]
-    switched = tuple(modes.values()), sum([p.requires_grad for p in parameters.values()])
-    device = next(iter(parameters.values())).device.type if parameters else "cpu"
-    if not torch.amp.is_autocast_available(device):
-        return switched
-    return *switched, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 def _structure_of(operations: list[Operation]) -> tuple[Any, ...]:

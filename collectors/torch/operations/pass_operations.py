@@ -5,19 +5,16 @@ and constant tables in host memory, if they are small, the elements are counted 
 order of their operations, so the numbers at which a module was entered and left tell which operations are its own.
 """
 
-import ctypes
-import math
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trainsentry.collectors.torch.rows.local_tensor import is_readable
+from trainsentry.collectors.torch.operations.node_constants import LARGE, Argument, arguments_of, readers_of
+from trainsentry.collectors.torch.operations.recurring_passes import CAST, Kind, RecurringPass, recurring
 
 MOST_OPERATIONS: Final = 20_000
 """Operations of a pass that are listed; a pass of more is left out, as it would take 0.1 s."""
@@ -25,44 +22,8 @@ MOST_OPERATIONS: Final = 20_000
 MOST_CALLS: Final = 5_000
 """Calls of modules in a pass; a cell that is called for each token makes more."""
 
-MOST_MASKED: Final = 1 << 20
-"""Elements of a mask that are counted, some 30 µs; a larger mask has no count."""
-
-MOST_SUMMED: Final = 1 << 16
-"""Elements of a constant table that are summed, some 20 µs."""
-
-OTHER: Final = "other"
-FACTORS: Final = frozenset({"MulBackward0", "DivBackward0"})
-"""Nodes that save as `other` by what a program multiplies or divides: a number, or a table as of rotary positions."""
-
-MASKS: Final = frozenset({"_saved_mask", "_saved_condition", "_saved_attn_mask", "_saved_attn_bias"})
-"""What nodes save of masks, of bools or not."""
-
-PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "GatherBackward0"})
-"""Nodes that save, as `indices` or `index`, which rows were taken: positions are the same in each pass."""
-
-CAST: Final = "ToCopyBackward0"
-"""The node of a cast, which is only counted: autocast makes many of them."""
-
-READ: Final = {
-    torch.bool: np.bool_,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-}
-"""Dtypes of numbers, masks and tables that are read."""
-
 NUMBERS_NODES: Final = hasattr(torch._C._autograd, "_get_sequence_nr")
 """Whether this torch tells the number that the next node gets; where it does not, nothing is listed."""
-
-TELLS_HOOKS: Final = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
-"""Whether this torch tells which saved tensors have hooks; where it does not, none is looked at."""
-
-_LARGE: Final = 1 << 63
-_ABSENT: Final = object()
-
-Argument = None | bool | int | float | str | tuple[Any, ...]
 
 
 class Operation(NamedTuple):
@@ -75,10 +36,6 @@ class Operation(NamedTuple):
     name: str
     sources: tuple[str | int, ...]
     arguments: tuple[tuple[str, Argument], ...]
-
-
-_Reader = tuple[str, str, bool]
-"""A constant's name, the attribute of the node that has it, and whether that holds a tensor."""
 
 
 class _Call(NamedTuple):
@@ -95,7 +52,9 @@ class PassOperations:
         self._open: list[_Call] = []
         self._thread = 0
         self.casts: Counter[str] = Counter()
-        self._kinds: dict[type, tuple[str, list[_Reader]]] = {}
+        self._kinds: dict[type, Kind] = {}
+        self._last: dict[str, tuple[list[tuple[str, int, int]], Any]] = {}
+        self._recurring: dict[str, RecurringPass[dict[str, list[Operation]]]] = {}
 
     def begin(self) -> None:
         """Begin a pass; one that raised may have left modules entered."""
@@ -124,10 +83,28 @@ class PassOperations:
     def read(self, outputs: Iterable[Tensor]) -> dict[str, list[Operation]] | None:
         """Return the operations of each module that was called, in their order; None where they are too many.
 
-        `casts` counts those of each module, which are not among them.
+        `casts` counts those of each module, which are not among them. From the third time on, a pass that is as the
+        last one has the same object.
         """
-        self.casts.clear()
-        nodes = _nodes_behind(outputs, self._calls[0].begin) if self._calls else None
+        if not self._calls:
+            return None
+        (root, begin, _), roots = self._calls[0], [output.grad_fn for output in outputs]
+        calls = [(name, start - begin, end[0] - begin if end else -1) for name, start, end in self._calls]
+        known = self._recurring.get(root)
+        if known is not None and known.is_again(calls, roots, begin):
+            self.casts = known.casts
+            return known.found
+        self._recurring.pop(root, None)
+        found = self._listed(roots, begin)
+        if found is not None and self._last.get(root) == (calls, found):
+            again = recurring(calls, roots, begin, self._kind, found, self.casts)
+            self._recurring |= {root: again} if again is not None else {}
+        self._last[root] = calls, found
+        return found
+
+    def _listed(self, roots: list[Any], begin: int) -> dict[str, list[Operation]] | None:
+        self.casts = Counter()
+        nodes = _nodes_behind(roots, begin)
         if nodes is None:
             return None
         ordered = sorted(nodes.items(), key=_number_of)
@@ -135,7 +112,7 @@ class PassOperations:
         places: dict[Any, tuple[str, int]] = {}
         owners = self._owners([number for _, (number, _) in ordered])
         for (node, (_, sources)), module in zip(ordered, owners, strict=True):
-            name, readers = self._kind(node)
+            name, readers, _ = self._kind(node)
             if name == CAST:
                 self.casts[module] += 1
                 continue
@@ -143,17 +120,17 @@ class PassOperations:
             place = len(own)
             places[node] = module, place
             of = tuple([_source(source, number, places, module, place) for source, number in sources])
-            constants = _arguments(node, readers, sources) if readers else ()
+            constants = arguments_of(node, readers, sources) if readers else ()
             own.append(Operation(name, of, constants))
         return found
 
-    def _kind(self, node: Any) -> tuple[str, list[_Reader]]:
-        """Return the name of a node, and how its constants are read."""
+    def _kind(self, node: Any) -> Kind:
         kind = type(node)
         known = self._kinds.get(kind)
         if known is None:
-            known = node.name(), _readers_of(kind)
-            if known[0] == kind.__name__:  # else kinds without a class of their own share one
+            name = node.name()
+            known = Kind(name, readers_of(kind), name == kind.__name__)
+            if known.is_own:  # else kinds without a class of their own share one
                 self._kinds[kind] = known
         return known
 
@@ -175,28 +152,16 @@ def _number_of(item: tuple[Any, tuple[int, Any]]) -> int:
     return item[1][0]
 
 
-def _arguments(node: Any, readers: list[_Reader], sources: Any) -> tuple[tuple[str, Argument], ...]:
-    """Return the constants of a node by name, without unpacking what hooks of saved tensors hold."""
-    found = []
-    for key, attribute, is_tensor in readers:
-        if key == OTHER and is_tensor and sources[-1][0] is not None:
-            continue  # it needs a gradient: no constant
-        value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
-        if value is not _ABSENT:
-            found.append((key, value))
-    return tuple(found)
-
-
-def _nodes_behind(outputs: Iterable[Tensor], begin: int) -> dict[Any, tuple[int, Any]] | None:
+def _nodes_behind(roots: list[Any], begin: int) -> dict[Any, tuple[int, Any]] | None:
     """Return the nodes of a pass with their numbers and sources; None where they are too many."""
     found: dict[Any, tuple[int, Any]] = {}
-    waiting: list[Any] = [output.grad_fn for output in outputs]
+    waiting = [*roots]
     while waiting:
         node = waiting.pop()
         if node is None or node in found:
             continue
         number = node._sequence_nr()
-        if begin <= number < _LARGE:
+        if begin <= number < LARGE:
             found[node] = number, (sources := node.next_functions)
             waiting += [source for source, _ in sources]
             if len(found) > MOST_OPERATIONS:
@@ -212,7 +177,7 @@ def _source(source: Any, number: int, places: dict[Any, tuple[str, int]], module
         if source.name() == CAST:
             cast, number = source.next_functions[0]
             return _source(cast, number, places, module, place)
-        return "weight" if source._sequence_nr() >= _LARGE else "input"
+        return "weight" if source._sequence_nr() >= LARGE else "input"
     owner, at = known
     name: str | int
     if owner == module:
@@ -222,71 +187,3 @@ def _source(source: Any, number: int, places: dict[Any, tuple[str, int]], module
     else:
         return "input"
     return f"{name}.{number}" if number else name
-
-
-def _readers_of(kind: type) -> list[_Reader]:
-    """Return the constants that nodes of a kind save: their name, their attribute, and whether it holds a tensor."""
-    attributes = dir(kind)
-    found = []
-    for attribute in attributes:
-        raw = f"_raw{attribute}"
-        if not attribute.startswith("_saved_") or "_sym_" in attribute:
-            continue
-        if raw not in attributes:
-            found.append((attribute.removeprefix("_saved_"), attribute, False))
-            continue
-        is_factor = kind.__name__ in FACTORS and attribute == f"_saved_{OTHER}"
-        is_place = kind.__name__ in PLACES and attribute in {"_saved_indices", "_saved_index"}
-        if TELLS_HOOKS and (attribute in MASKS or is_factor or is_place):
-            found.append((attribute.removeprefix("_saved_"), raw, True))
-    return found
-
-
-def _of_tensor(saved: Any) -> Any:
-    """Return the number that a saved tensor without axes holds, or the shape and the sum of another.
-
-    Only what is in host memory is read. Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is
-    unpacked: what they hold is left out.
-    """
-    if saved.unpack_hook is not None:
-        return _ABSENT
-    tensor = saved.data
-    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
-        return _ABSENT
-    if tensor.dtype not in READ or tensor.is_neg() or not is_readable(tensor):
-        return _ABSENT
-    if not 0 < tensor.numel() <= (MOST_MASKED if tensor.dtype is torch.bool else MOST_SUMMED):
-        return _ABSENT
-    return _plain(_array_of(tensor).item()) if tensor.ndim == 0 else _summed(_array_of(tensor))
-
-
-def _summed(values: npt.NDArray[Any]) -> tuple[Any, ...]:
-    """Return the shape and the sum of a table; of floats also how many are finite, as a mask to be added holds -Inf."""
-    if values.dtype.kind != "f":
-        return (*values.shape, int(values.sum(dtype=np.int64)))
-    finite = np.isfinite(values)
-    total = float(values.sum(dtype=np.float64, where=finite))
-    return (*values.shape, int(finite.sum()), float(f"{total:.6g}"))
-
-
-def _array_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's memory as an array, by no operation that a profiler or a dispatch mode would see."""
-    size = tensor.element_size()
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = memoryview((ctypes.c_char * ((last + 1) * size)).from_address(tensor.data_ptr()))
-    strides = [stride * size for stride in tensor.stride()]
-    found: npt.NDArray[Any] = np.ndarray(tuple(tensor.shape), READ[tensor.dtype], memory, strides=strides)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """Return a constant as something that equals itself: no NaN, and negative numbers as such."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int):
-        return value - 2 * _LARGE if value >= _LARGE else value
-    if isinstance(value, float):
-        return "nan" if math.isnan(value) else value
-    if isinstance(value, tuple):
-        return tuple(_plain(x) for x in value)
-    return _ABSENT

@@ -18,8 +18,8 @@ from trainsentry.collectors.series import (
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import MIN, VALUE
 from trainsentry.collectors.torch.operations import operation_changes
+from trainsentry.collectors.torch.operations.node_constants import TELLS_HOOKS
 from trainsentry.collectors.torch.operations.operation_changes import OperationChanges
-from trainsentry.collectors.torch.operations.pass_operations import TELLS_HOOKS
 
 reads_tensors = pytest.mark.skipif(not TELLS_HOOKS, reason="this torch does not tell of the hooks of saved tensors")
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from trainsentry.collectors.torch.operations import pass_operations
+from trainsentry.collectors.torch.operations import node_constants, pass_operations
 from trainsentry.collectors.torch.operations.pass_operations import PassOperations
 
-reads_tensors = pytest.mark.skipif(not pass_operations.TELLS_HOOKS, reason="this torch does not tell of their hooks")
+reads_tensors = pytest.mark.skipif(not node_constants.TELLS_HOOKS, reason="this torch does not tell of their hooks")
 
 
 class Attention(nn.Module):

@@ -1,0 +1,138 @@
+"""Reads the constants of autograd's nodes: numbers, names, and of masks and small tables in host memory their sums."""
+
+import ctypes
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainsentry.collectors.torch.rows.local_tensor import is_readable
+
+MOST_MASKED: Final = 1 << 20
+"""Elements of a mask that are counted, some 30 µs; a larger mask has no count."""
+
+MOST_SUMMED: Final = 1 << 16
+"""Elements of a constant table that are summed, some 20 µs."""
+
+OTHER: Final = "other"
+FACTORS: Final = frozenset({"MulBackward0", "DivBackward0"})
+"""Nodes that save as `other` by what a program multiplies or divides: a number, or a table as of rotary positions."""
+
+MASKS: Final = frozenset({"_saved_mask", "_saved_condition", "_saved_attn_mask", "_saved_attn_bias"})
+"""What nodes save of masks, of bools or not."""
+
+PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "GatherBackward0"})
+"""Nodes that save, as `indices` or `index`, which rows were taken: positions are the same in each pass."""
+
+READ: Final = {
+    torch.bool: np.bool_,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+"""Dtypes of numbers, masks and tables that are read."""
+
+TELLS_HOOKS: Final = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+"""Whether this torch tells which saved tensors have hooks; where it does not, none is looked at."""
+
+LARGE: Final = 1 << 63
+"""A number from which on nodes are leaves, and numbers of 64 bits without a sign are negative."""
+
+_ABSENT: Final = object()
+
+Argument = None | bool | int | float | str | tuple[Any, ...]
+
+
+Reader = tuple[str, str, bool]
+"""A constant's name, the attribute of the node that has it, and whether that holds a tensor."""
+
+
+def arguments_of(node: Any, readers: list[Reader], sources: Any) -> tuple[tuple[str, Argument], ...]:
+    """Return the constants of a node by name, without unpacking what hooks of saved tensors hold."""
+    found = []
+    for key, attribute, is_tensor in readers:
+        if key == OTHER and is_tensor and sources[-1][0] is not None:
+            continue  # it needs a gradient: no constant
+        value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
+        if value is not _ABSENT:
+            found.append((key, value))
+    return tuple(found)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a constant is a number, a name, or nested tuples of them, which can be compared as they are."""
+    if isinstance(value, tuple):
+        return all(map(is_plain, value))
+    return _plain(value) is not _ABSENT
+
+
+def readers_of(kind: type) -> list[Reader]:
+    """Return the constants that nodes of a kind save: their name, their attribute, and whether it holds a tensor."""
+    attributes = dir(kind)
+    found = []
+    for attribute in attributes:
+        raw = f"_raw{attribute}"
+        if not attribute.startswith("_saved_") or "_sym_" in attribute:
+            continue
+        if raw not in attributes:
+            found.append((attribute.removeprefix("_saved_"), attribute, False))
+            continue
+        is_factor = kind.__name__ in FACTORS and attribute == f"_saved_{OTHER}"
+        is_place = kind.__name__ in PLACES and attribute in {"_saved_indices", "_saved_index"}
+        if TELLS_HOOKS and (attribute in MASKS or is_factor or is_place):
+            found.append((attribute.removeprefix("_saved_"), raw, True))
+    return found
+
+
+def _of_tensor(saved: Any) -> Any:
+    """Return the number that a saved tensor without axes holds, or the shape and the sum of another.
+
+    Only what is in host memory is read. Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is
+    unpacked: what they hold is left out.
+    """
+    if saved.unpack_hook is not None:
+        return _ABSENT
+    tensor = saved.data
+    if type(tensor) is not Tensor or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return _ABSENT
+    if tensor.dtype not in READ or tensor.is_neg() or not is_readable(tensor):
+        return _ABSENT
+    if not 0 < tensor.numel() <= (MOST_MASKED if tensor.dtype is torch.bool else MOST_SUMMED):
+        return _ABSENT
+    return _plain(_array_of(tensor).item()) if tensor.ndim == 0 else _summed(_array_of(tensor))
+
+
+def _summed(values: npt.NDArray[Any]) -> tuple[Any, ...]:
+    """Return the shape and the sum of a table; of floats also how many are finite, as a mask to be added holds -Inf."""
+    if values.dtype.kind != "f":
+        return (*values.shape, int(values.sum(dtype=np.int64)))
+    finite = np.isfinite(values)
+    total = float(values.sum(dtype=np.float64, where=finite))
+    return (*values.shape, int(finite.sum()), float(f"{total:.6g}"))
+
+
+def _array_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's memory as an array, by no operation that a profiler or a dispatch mode would see."""
+    size = tensor.element_size()
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = memoryview((ctypes.c_char * ((last + 1) * size)).from_address(tensor.data_ptr()))
+    strides = [stride * size for stride in tensor.stride()]
+    found: npt.NDArray[Any] = np.ndarray(tuple(tensor.shape), READ[tensor.dtype], memory, strides=strides)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return a constant as something that equals itself: no NaN, and negative numbers as such."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return value - 2 * LARGE if value >= LARGE else value
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value
+    if isinstance(value, tuple):
+        return tuple(_plain(x) for x in value)
+    return _ABSENT
