@@ -19,7 +19,7 @@ from trainsentry.collectors.series import (
     SeriesTable,
 )
 from trainsentry.collectors.shared.recurring_arrays import RecurringArray
-from trainsentry.collectors.statistics import COLUMNS, NORM, VALUE
+from trainsentry.collectors.statistics import COLUMNS, VALUE
 
 _ROW_BYTES: Final = 8 * COLUMNS
 _COUNTS_BYTES: Final = 4 * SLOTS
@@ -170,11 +170,11 @@ class HostRows:
         self._has_host_values = True
         return self._host
 
-    def _norms_of(self, series_ids: list[int]) -> npt.NDArray[np.float64] | None:
-        """Return the norms in rows of this step that stand one after another, shape (n,), None where they do not."""
+    def _positions_of(self, series_ids: list[int]) -> slice | None:
+        """Return where rows of these series stand one after another in this step, None where they do not."""
         start = self._ids.index(series_ids[0]) if series_ids and series_ids[0] in self._ids else 0
         found = slice(start, start + len(series_ids))
-        return None if self._dropped or self._ids[found] != series_ids else self._host[found, NORM].copy()
+        return None if self._dropped or self._ids[found] != series_ids else found
 
     def _values_so_far(self) -> npt.NDArray[np.float64] | None:
         """Return a copy of the rows, shape (n, COLUMNS), None where there are rows and none was written on the host."""

@@ -1,6 +1,7 @@
 """Keeps a step's rows on an accelerator, where they are computed, and copies them to the host once."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -195,6 +196,16 @@ class DeviceRows:
         self._reserve([position])[0, VALUE].copy_(value)
         self.scalars.append(position)
 
+    def norms_at(self, places: slice) -> Tensor | None:
+        """Return a view of the norms in the rows of consecutive positions, shape (n,), which `finish` finds complete.
+
+        None where these rows are not on this device one after another.
+        """
+        positions = range(places.start, places.stop)
+        start = self.positions.index(places.start) if places.start in self.positions else 0
+        there = slice(start, start + len(positions))
+        return self._rows[there, NORM] if self.positions[there] == [*positions] else None
+
     def finish(self, count: int, divisor: Tensor | None, norms: Tensor | None) -> None:
         """Divide the last `count` rows by `divisor`, and write norm ÷ `norms` (shape (count,)) to their values."""
         if divisor is None and norms is None:
@@ -204,7 +215,7 @@ class DeviceRows:
         if divisor is not None:
             rows[:, : NORM + 1] /= divisor.to(rows.device)
         if norms is not None:
-            rows[:, VALUE] = rows[:, NORM] / norms
+            rows[:, VALUE] = rows[:, NORM] / norms if not self.lost else math.nan  # the norms may be those of lost rows
 
     def copy_to_host(self) -> Copy:
         """Start the step's one copy into pinned memory; return positions, a function that reads it, and its event."""

@@ -1,7 +1,7 @@
 """Reads tensors that several series share, such as a module's output that is the next one's input: once a step."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,10 @@ from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, Sto
 from trainsentry.collectors.torch.rows.host_statistics import PARALLEL, PLAIN, address_of
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
 from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, storage_range, whole_of
+from trainsentry.collectors.torch.rows.row_lock import keep_threads_apart
+
+SEVERAL: Final = 2
+"""Devices of a process from which on several threads may add rows."""
 
 _IS_NEGATED: Final = Tensor.is_neg
 
@@ -100,6 +104,7 @@ class SharedRows(HostRows):
         super().__init__(table, eps, refused, histograms=histograms)
         self.limits = limits or GatherLimits()
         self._devices: dict[torch.device, DeviceRows] = {}
+        self._has_lock = False
         self._accelerator = accelerator()
         self._read_at_once: set[int] = set()
         self._usual: dict[int, _Usual | _UsualOnHost] = {}
@@ -124,6 +129,12 @@ class SharedRows(HostRows):
         """
         self._forget_shared()
 
+    def expect_devices(self, devices: Collection[torch.device]) -> None:
+        """Prepare for rows of tensors on several devices, the host among them: autograd has a thread for each."""
+        if len(devices) >= SEVERAL and not self._has_lock:
+            self._has_lock = True
+            keep_threads_apart(self)
+
     def _forget_shared(self) -> None:
         # While a device's graph is captured a row would be computed at each replay, but not now.
         self._capture_test[0] = None if self._accelerator is None else self._accelerator.capture_test()
@@ -141,6 +152,13 @@ class SharedRows(HostRows):
     def _layout(self, tensor: Tensor) -> int:
         """Return the id of a tensor's layout."""
         raise NotImplementedError
+
+    def _rows_on(self, device: torch.device) -> DeviceRows:
+        rows = self._devices.get(device)
+        if rows is None:
+            rows = self._devices[device] = DeviceRows(device, self.eps, self.limits, histograms=self.histograms)
+            self.expect_devices(self._devices)
+        return rows
 
     def settle(self, series_id: int, tensor: Tensor, noted: bool | tuple[Tensor, int]) -> None:
         """Append a tensor that `share` has not settled.

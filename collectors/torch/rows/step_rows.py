@@ -1,8 +1,8 @@
 """Collects the rows of a step in execution order, and copies them to the host once."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from trainsentry.collectors.torch.rows.host_statistics import (
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors
 from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, local, stored_values
 from trainsentry.collectors.torch.rows.pair_rows import Pairs, rows_of_host_pairs
-from trainsentry.collectors.torch.rows.row_lock import keep_threads_apart
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
 from trainsentry.collectors.torch.rows.shared_rows import SharedRows
 from trainsentry.collectors.torch.rows.tensor_lists import (
@@ -42,9 +41,6 @@ from trainsentry.collectors.torch.rows.tensor_lists import (
 )
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
-
-SEVERAL: Final = 2
-"""Devices of a process from which on several threads may add rows."""
 
 
 class StepRows(SharedRows):
@@ -67,15 +63,8 @@ class StepRows(SharedRows):
         super().__init__(table, eps, refused, limits, histograms=histograms)
         self._device_rows_on_cpu = device_rows_on_cpu
         self._knows_host_tensors &= not device_rows_on_cpu
-        self._has_lock = False
         self._shard_layouts = ShardLayouts(table)
         self._lists = KnownLists(self._plain_layout)
-
-    def expect_devices(self, devices: Collection[torch.device]) -> None:
-        """Prepare for rows of tensors on several devices, the host among them: autograd has a thread for each."""
-        if len(devices) >= SEVERAL and not self._has_lock:
-            self._has_lock = True
-            keep_threads_apart(self)
 
     def add(self, series_id: int, tensor: Tensor) -> None:
         """Append the statistics of a tensor's part on this rank."""
@@ -160,15 +149,25 @@ class StepRows(SharedRows):
     def norms(self, tensors: Sequence[Tensor], read_as: list[int]) -> Tensor:
         """Return the L2 norms of tensors of one device, shape (n,), on that device, without adding rows.
 
-        Those on the host are not read again where the series `read_as` have rows of them in this step.
+        They are not read again where the series `read_as` have rows of them in this step; those of a device are there
+        once its rows are combined, as before any row is divided by them.
         """
-        if self._on_host(tensors[0]) and (known := self._norms_of(read_as)) is not None:
-            return torch.from_numpy(known)
+        places = self._positions_of(read_as)
+        known = None if places is None else self._norms_at(tensors[0], places)
+        if known is not None:
+            return known
         addresses = [address_of(x) for x in tensors]
         if self._device_rows_on_cpu or not all(addresses):
             wide = [x.abs() if x.is_complex() else x for x in tensors]
             return torch.stack(torch._foreach_norm(wide, 2, device_of(wide[0]).row_dtype))
         return torch.from_numpy(rows_and_counts(addresses, tensors, self.eps)[0][:, NORM])
+
+    def _norms_at(self, of: Tensor, places: slice) -> Tensor | None:
+        """Return the norms in consecutive rows of tensors that lie where `of` does, None where they are not known."""
+        if self._on_host(of):
+            return torch.from_numpy(self._host[places, NORM].copy())
+        rows = self._devices.get(of.device)
+        return None if rows is None else rows.norms_at(places)
 
     def add_scalar(self, series_id: int, value: "float | Tensor") -> None:
         """Append a scalar: a Python number, or a tensor of one element; never waits for a device."""
@@ -391,10 +390,3 @@ class StepRows(SharedRows):
 
     def _on_host(self, tensor: Tensor) -> bool:
         return tensor.is_cpu and not self._device_rows_on_cpu
-
-    def _rows_on(self, device: torch.device) -> DeviceRows:
-        rows = self._devices.get(device)
-        if rows is None:
-            rows = self._devices[device] = DeviceRows(device, self.eps, self.limits, histograms=self.histograms)
-            self.expect_devices(self._devices)
-        return rows

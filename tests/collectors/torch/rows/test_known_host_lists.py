@@ -2,19 +2,15 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from unlike_tensors import unlike_tensors
 
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.statistics import NORM, VALUE
-from trainsentry.collectors.torch.parameters.readers import UpdateReader
-from trainsentry.collectors.torch.rows import step_rows, tensor_lists
+from trainsentry.collectors.torch.rows import tensor_lists
 from trainsentry.collectors.torch.rows.described_tensors import compiled_read
 from trainsentry.collectors.torch.rows.step_rows import StepRows
-from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
 compiled = pytest.mark.skipif(compiled_read is None, reason="no compiler, or a torch without DLPack's C functions")
 
@@ -80,30 +76,3 @@ def test_a_known_list_costs_no_call_for_each_tensor():
             sys.setprofile(None)
             rows.take()
     assert calls[10] == calls[200]
-
-
-def test_norms_of_weights_are_those_of_their_rows_where_there_are_any(monkeypatch):
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    names = ModelNames()
-    names.add([model], [])
-    read_again, original = [], step_rows.rows_and_counts
-    monkeypatch.setattr(step_rows, "rows_and_counts", lambda *a, **k: read_again.append(1) or original(*a, **k))
-    ratios = []
-    for reads_weights in (True, False):
-        rows = StepRows(SeriesTable())
-        updates, of = UpdateReader(rows), names.parameters
-        if reads_weights:
-            ids = [rows.parameter_ids.id_of(p, "parameter") for p in of]
-            rows.add_parameters(ids, of, [p.parameter for p in of])
-        updates.keep(of)
-        with torch.no_grad():
-            for i, p in enumerate(model.parameters()):
-                p.add_(0.1 * (i + 1))
-        updates.read()
-        with torch.no_grad():
-            for i, p in enumerate(model.parameters()):
-                p.sub_(0.1 * (i + 1))
-        values = rows.take().resolve()[2][-len(of) :]
-        ratios.append(values[:, VALUE] / values[:, NORM])
-    assert len(read_again) == 1, "only where the weights had no rows"
-    np.testing.assert_allclose(ratios[0], ratios[1], rtol=1e-6)
