@@ -84,12 +84,21 @@ def backward_is_compiled() -> bool:
 
 def at_work() -> bool:
     """Whether dynamo may examine a frame that this thread enters now."""
-    if not KNOWS_ITS_CALLBACK:
-        return True
-    from torch._C._dynamo.eval_frame import get_eval_frame_callback  # it has no public name
-
     # None: dynamo is off; False: it only runs frames that are already compiled.
-    return get_eval_frame_callback() not in {None, False}
+    return _callback() not in {None, False}
+
+
+def _callback() -> Any:
+    """Return what dynamo calls for a frame that this thread enters; its functions have no public name."""
+    if KNOWS_ITS_CALLBACK:
+        from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+        return get_eval_frame_callback()
+    from torch._C._dynamo.eval_frame import set_eval_frame
+
+    callback = set_eval_frame(None)
+    set_eval_frame(callback)
+    return callback
 
 
 def never_compiled(*functions: Callable[..., Any]) -> bool:

@@ -158,12 +158,13 @@ class RepeatedCalls:
         if pairs and all(_is_same(x, y) for x, y in pairs):
             self.rows.add_scalar(series_id, 0.0)
         elif pairs:
-            wrong = torch.stack([_differing(x, y) for x, y in pairs]).sum().to(torch.float32)
-            unlike = torch.zeros_like(wrong)
+            wrong = _total([_differing(x, y) for x, y in pairs])
+            unlike: list[Tensor] = []
             for _ in range(REPEATS if wrong.is_cpu else 1):  # one after the other, as each takes memory
-                for y, z in zip(first, again(), strict=True):
-                    unlike += 0 if y is None or z is None else _differing(y, z)
-            self.rows.add_scalar(series_id, torch.where(unlike == 0, wrong, torch.full_like(wrong, float("nan"))))
+                found = zip(first, again(), strict=True)
+                unlike += [_differing(y, z) for y, z in found if y is not None and z is not None]
+            is_repeatable = _total(unlike) == 0
+            self.rows.add_scalar(series_id, torch.where(is_repeatable, wrong, float("nan")))
 
 
 @dataclass(slots=True)
@@ -238,6 +239,11 @@ def _again(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _differing(a: Tensor, b: Tensor) -> Tensor:
     """Return the number of elements whose bits differ: one pass over both, in which a NaN equals itself."""
     return (_bits(a) != _bits(b)).sum()
+
+
+def _total(counts: list[Tensor]) -> Tensor:
+    """Return the sum of whole numbers; of one, itself, as each operation here is a launch on a device."""
+    return counts[0] if len(counts) == 1 else torch.stack(counts).sum()
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
