@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "cost" / "on_device"))
 from device_steps import OURS, V1, V2, Cell
-from device_table import RATIOS, Tally, steps_table, unmeasured_cells
+from device_table import RATIOS, Tally, launches_table, steps_table, unmeasured_cells
 from device_trainings import GPT, LLAMA
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cost" / "gpu.py"
@@ -36,7 +36,7 @@ def test_tiny_models_on_the_cpu_fill_the_table_as_far_as_the_time_goes():
 
 
 def cell(ours, v1, v2):
-    return Cell(0.01, {OURS: [ours], V1: [v1], V2: [v2]}, {OURS: 8.0}, {}, 3)
+    return Cell(0.01, {OURS: [ours], V1: [v1], V2: [v2]}, {OURS: 8.0}, {})
 
 
 @pytest.mark.parametrize(("ours", "met"), [(1.05, 3), (1.15, 2), (1.6, 0)])
@@ -52,3 +52,9 @@ def test_what_was_not_measured_is_no_target_met():
     steps_table(unmeasured_cells(), tally)
     assert (tally.met, tally.missed) == (0, 0)
     assert tally.unmeasured == len(unmeasured_cells())
+
+
+def test_launches_stand_in_a_line_for_each_model_and_gaps_are_shown():
+    lines = launches_table({(GPT, "gradients"): 2, (GPT, "all"): 70, (LLAMA, "gradients"): 3})
+    assert lines[-2:] == [f"| {GPT} | – | – | +2 | – | – | – | +70 |", f"| {LLAMA} | – | – | +3 | – | – | – | – |"]
+    assert "not counted" in "".join(launches_table({}))

@@ -56,16 +56,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Cell:
-    """A model under a workload: the bare step's seconds; by monitor the ratios and the memory added.
-
-    `launches` are the kernels that ours adds to a step, None where they were not counted.
-    """
+    """A model under a workload: the bare step's seconds; by monitor the ratios and the memory added."""
 
     bare: float
     ratios: dict[str, list[float]]
     memory: dict[str, float]
     troubles: dict[str, str]
-    launches: int | None = None
 
     def ratio(self, name: str) -> float | None:
         """Return the median ratio to the bare step."""

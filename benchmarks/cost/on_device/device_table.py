@@ -63,13 +63,13 @@ def steps_table(cells: dict[tuple[str, str], Cell | str], tally: Tally) -> list[
         "",
         "Step time ÷ the bare step's: median (least–largest) of rounds. Added: time ÷ that which V1 and V2 add.",
         "",
-        "| model | workload | bare | trainsentry | target | V1 | V2 | added ÷ V1's | ÷ V2's | launches | memory |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | workload | bare | trainsentry | target | V1 | V2 | added ÷ V1's | ÷ V2's | memory |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (model, workload), cell in cells.items():
         if isinstance(cell, str):
             tally.unmeasured += 1
-            lines.append(f"| {model} | {workload} | not measured: {cell} |" + " |" * 8)
+            lines.append(f"| {model} | {workload} | not measured: {cell} |" + " |" * 7)
             continue
         target = RATIOS.get((model, workload))
         ours = cell.ratio(OURS)
@@ -82,7 +82,6 @@ def steps_table(cells: dict[tuple[str, str], Cell | str], tally: Tally) -> list[
         else:
             shown[1:] = ["", ""]
         told = tally.judge(ours, target) if target is not None else ""
-        launches = f"+{cell.launches}" if cell.launches is not None else "–"
         memory = f"+{cell.memory[OURS]:.0f} MB" if OURS in cell.memory else "–"
         row = [
             model,
@@ -92,10 +91,22 @@ def steps_table(cells: dict[tuple[str, str], Cell | str], tally: Tally) -> list[
             told,
             *shown[1:],
             *shares,
-            launches,
             memory,
         ]
         lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def launches_table(found: dict[tuple[str, str], int]) -> list[str]:
+    """Return the table of launches, a line for each model; none where the device's work cannot be counted."""
+    if not found:
+        return ["", "Launches added to a step: not counted."]
+    models = list(dict.fromkeys(model for model, _ in found))
+    lines = ["", "Launches that a step has more, of which every tenth is sampled in the first two columns:", ""]
+    lines += ["| model | " + " | ".join(WORKLOADS) + " |", "|---" * (1 + len(WORKLOADS)) + "|"]
+    for model in models:
+        counts = [f"+{found[model, each]}" if (model, each) in found else "–" for each in WORKLOADS]
+        lines.append(f"| {model} | " + " | ".join(counts) + " |")
     return lines
 
 
