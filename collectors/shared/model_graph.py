@@ -15,7 +15,10 @@ class NamedModule:
 
 
 class DataFlow:
-    """Learns the edges between modules from the tensors that hooks see in the first sampled step."""
+    """Learns the edges between modules from the tensors that hooks see in the first sampled step.
+
+    The steps after it add nothing and cost nothing.
+    """
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -24,11 +27,6 @@ class DataFlow:
         self.seen: set[str] = set()
         self._is_open = False
         self._producers: dict[int, tuple[weakref.ref[Any], str]] = {}
-
-    @property
-    def learning(self) -> bool:
-        """Whether the first sampled step is running; later ones add nothing and cost nothing."""
-        return self.passes <= 1
 
     def begin(self) -> None:
         """Note the start of a sampled step; one that starts again, as a resume does, counts once."""
@@ -42,13 +40,13 @@ class DataFlow:
 
     def entered(self, module: str) -> None:
         """Note that `module` runs."""
-        if self.learning and module not in self.seen:
+        if self.passes <= 1 and module not in self.seen:
             self.seen.add(module)
             self.order.append(module)
 
     def consumed(self, module: str, tensor: Any) -> None:
         """Note that `module` takes `tensor`."""
-        if not self.learning:
+        if self.passes > 1:
             return
         producer = self._producers.get(id(tensor))
         if producer is not None and producer[0]() is tensor and producer[1] != module:
@@ -56,7 +54,7 @@ class DataFlow:
 
     def produced(self, module: str, tensor: Any) -> None:
         """Note that `module` returns `tensor`; the outermost module that returns it counts as its producer."""
-        if self.learning:
+        if self.passes <= 1:
             self._producers[id(tensor)] = (weakref.ref(tensor), module)
 
 

@@ -279,7 +279,7 @@ class ActivationHooks:
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and read its outputs."""
-        if not self.sampling:
+        if not self.switch.sampling:
             return
         if in_backward():
             self._leave_recomputed(named, tensors_in(output))
@@ -386,7 +386,7 @@ class ActivationHooks:
             self.rows.add(self.passes.series(site.named, side, within, call, micro_step, gradient=True), gradient)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: that takes three times as long to make
 class _GradientHook(InertWhenCopied):
     owner: ActivationHooks
     series_id: int

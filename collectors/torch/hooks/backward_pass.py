@@ -5,15 +5,13 @@ from typing import Any
 
 import torch
 
+graph_task: Callable[[], int] = torch._C._current_graph_task_id  # it has no public name
+"""Returns the number of the running backward pass, -1 for none; a nested one has its own number."""
+
 
 def in_backward() -> bool:
     """Whether a backward pass is running; a forward pass inside it is a recomputation."""
     return graph_task() != -1
-
-
-def graph_task() -> int:
-    """Return the number of the running backward pass, -1 for none; a nested one has its own number."""
-    return torch._C._current_graph_task_id()  # it has no public name
 
 
 def running_node() -> Any:

@@ -41,6 +41,9 @@ PURE: Final = (
 )  # fmt: skip
 """How the names of the nodes of `REPEATABLE` begin, which compute from what they saved and have no effect."""
 
+TELLS_DEFAULT_HOOKS: Final = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+"""Whether this torch tells of hooks of saved tensors; where it does not, no gradients are computed again."""
+
 MOST_RESHAPED: Final = 2
 """Such nodes behind an operation: a module of `REPEATABLE` makes one."""
 
@@ -191,8 +194,11 @@ def _operation_of(output: Tensor) -> Any:
     node, reshaped = output.grad_fn, 0
     while node is not None and node.name().startswith(RESHAPED) and reshaped < MOST_RESHAPED:
         node, reshaped = node.next_functions[0][0], reshaped + 1
-    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    if node is None or hooks is None or hooks(False) is not None:
+    if (
+        node is None
+        or not TELLS_DEFAULT_HOOKS
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    ):
         return None
     is_own = not isinstance(node, torch.autograd.function.BackwardCFunction)
     return node if is_own and node.name().startswith(PURE) else None
