@@ -9,8 +9,11 @@ import numpy.typing as npt
 class RecurringArray:
     """The array of a list that usually recurs: it is made anew when the list differs, and may not be written to.
 
-    To compare two lists of the same objects is quicker than to convert one, and touches little memory.
+    To compare two lists of the same objects is quicker than to convert one, and touches little memory. `counts_up` says
+    whether the numbers are 0, 1, 2 and so on.
     """
+
+    counts_up = True
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -25,6 +28,7 @@ class RecurringArray:
         return self._array
 
     def _made(self, numbers: list[int]) -> npt.NDArray[Any]:
+        self.counts_up = numbers == [*range(len(numbers))]
         made = np.asarray(numbers, self.dtype)
         made.flags.writeable = False
         return made

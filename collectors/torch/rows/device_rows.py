@@ -217,6 +217,11 @@ class DeviceRows:
         if norms is not None:
             rows[:, VALUE] = rows[:, NORM] / norms if not self.lost else math.nan  # the norms may be those of lost rows
 
+    def are_in_order(self, count: int) -> bool:
+        """Whether the rows of the last copy are all `count` rows of the record, one after another."""
+        is_wide = self.dtype is torch.float64
+        return is_wide and len(self.positions) == count and self._recurring_positions.counts_up
+
     def copy_to_host(self) -> Copy:
         """Start the step's one copy into pinned memory; return positions, a function that reads it, and its event."""
         self.read_gathered()

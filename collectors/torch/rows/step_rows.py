@@ -204,7 +204,8 @@ class StepRows(SharedRows):
     def peek(self) -> PendingRows:
         """Return the rows so far, and keep them; starts the same copies as `take`."""
         self._make_room(len(self))
-        copies = [rows.copy_to_host() for rows in self._devices.values() if rows]
+        devices = [rows for rows in self._devices.values() if rows]
+        copies = [rows.copy_to_host() for rows in devices]
         overwritten = self._drop_unwritten()
         ids = self._recurring_ids.of(self._ids)
         return PendingRows(
@@ -217,7 +218,8 @@ class StepRows(SharedRows):
             scalars=[position for rows in self._devices.values() for position in rows.scalars],
             overwritten=overwritten,
             counts=self._counts_so_far(),
-            count_copies=[rows.copy_counts() for rows in self._devices.values() if self.histograms and rows],
+            count_copies=[rows.copy_counts() for rows in devices if self.histograms],
+            in_order=not self._has_host_values and any(rows.are_in_order(len(ids)) for rows in devices),
         )
 
     def _layout(self, tensor: Tensor) -> int:
