@@ -257,6 +257,49 @@ def test_a_dump_reads_tensors_that_are_not_contiguous_with_the_others(tmp_path, 
     assert kernels.launches.count("partial_rows") == 1
 
 
+class Layers(nn.Module):
+    """Modules of torch's own, with what a program may do to a tensor between them, or in a hook."""
+
+    def __init__(self, disturbed=None):
+        super().__init__()
+        self.first, self.norm, self.gelu, self.second = nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 2)
+        self.disturbed = disturbed
+        if disturbed == "a hook":
+            self.gelu.register_forward_pre_hook(lambda _, args: (args[0].mul_(2.0),))
+
+    def forward(self, x):
+        x = self.first(x)
+        if self.disturbed == "between":
+            x.mul_(2.0)
+        return self.second(self.gelu(self.norm(x)))
+
+
+def layered(folder, device, disturbed=None):
+    """Return the descriptions of a dump of L0, of passes forward and backward."""
+    torch.manual_seed(0)
+    model = Layers(disturbed).to(device)
+    debugger = PrecisionDebugger(task="statistics", level="L0", dump_path=str(folder))
+    debugger.start(model)
+    model(torch.ones(3, 4).to(device)).sum().backward()
+    debugger.stop()
+    debugger.step()
+    PrecisionDebugger.close()
+    return described(list(json.loads((folder / "step0" / "rank0" / "dump.json").read_text())["data"].values()))
+
+
+@pytest.mark.parametrize("disturbed", [None, "between", "a hook"])
+def test_a_module_that_only_computes_needs_no_read_before_its_call(tmp_path, kernels, disturbed, caplog):
+    host, device = layered(tmp_path / "cpu", "cpu", disturbed), layered(tmp_path / "npu", "npu", disturbed)
+    assert len(host) == len(device) > 20
+    for one, other in zip(host, device, strict=True):
+        for key in ("Max", "Min", "Mean", "Norm"):
+            assert other[key] == pytest.approx(one[key], rel=2e-4, abs=1e-5)
+    assert "changed before" not in caplog.text
+    of_each_module_and_the_backward_pass = 5
+    before_the_hook = int(disturbed == "a hook")
+    assert kernels.launches.count("partial_rows") == of_each_module_and_the_backward_pass + before_the_hook
+
+
 def test_files_are_written_while_the_step_goes_on(tmp_path):
     dumped(tmp_path, "npu", "tensor", "mix", may_wait=False)
 

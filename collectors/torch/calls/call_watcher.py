@@ -30,7 +30,7 @@ from trainsentry.collectors.torch.calls.call_gradients import (
     ReportsToWatcher,
 )
 from trainsentry.collectors.torch.calls.call_names import CallNames
-from trainsentry.collectors.torch.calls.watch_modules import ModuleCallHooks
+from trainsentry.collectors.torch.calls.watch_modules import ModuleCallHooks, changes_nothing
 from trainsentry.collectors.torch.calls.watch_operations import OperationMode, enter_below, leave
 from trainsentry.collectors.torch.distributed.collective_writes import CollectiveWrites
 from trainsentry.collectors.torch.hooks.any_step import after_whole_steps
@@ -171,7 +171,7 @@ class CallWatcher:
         self._threads.inside = True
         try:
             with torch._C.DisableTorchFunction():
-                call = self.guard.run(self.part, self.begin, stem, False, args, kwargs)
+                call = self.guard.run(self.part, self.begin, stem, None, args, kwargs)
             try:
                 output = function(*args, **kwargs)
             except BaseException:
@@ -190,7 +190,7 @@ class CallWatcher:
         if getattr(self._threads, "inside", False):
             return function(*args, **kwargs)
         written = self.guard.run(self.part, self._arguments.as_written, frame, args, kwargs)
-        call = self.guard.run(self.part, self.begin, stem, False, *(written or (args, kwargs)))
+        call = self.guard.run(self.part, self.begin, stem, None, *(written or (args, kwargs)))
         try:
             output = function(*args, **kwargs)
         except BaseException:
@@ -206,18 +206,18 @@ class CallWatcher:
             if self.after_call is not None:
                 self.after_call()
 
-    def begin(self, stem: str, is_module: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    def begin(self, stem: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
         """Number a call, find its parent, and have the task take its inputs; return None for one without tensors."""
         calls = self._calls_here
         parent = next((c for c in reversed(calls) if c.is_module), None)
-        call = Call(stem, self._counts[stem], is_module, parent)
+        call = Call(stem, self._counts[stem], module is not None, parent)
         if self._under_way:
             self._collect_arrived()
         tensors = list_tensors((*args, *kwargs.values()))
-        if not is_module and not tensors:
+        if module is None and not tensors:
             return None
-        if self._in_window and not is_module and parent is None:  # outside the window's module
-            self._read_before(call, args, kwargs)
+        if self._in_window and module is None and parent is None:  # outside the window's module
+            self._read_before(call, module, args, kwargs)
             return None
         self._counts[stem] += 1
         calls.append(call)
@@ -225,26 +225,26 @@ class CallWatcher:
         call.changed = changed_by(stem, args, kwargs)
         call.recorded = self.selection.begins(call, "forward")
         call.traced = torch.is_grad_enabled() and self.selection.may_begin(call, "backward")
-        writer = self.task.writer
-        if not call.recorded or writer is None:
-            self._read_before(call, args, kwargs)
-            self._note_edges(call, tensors)
-            return call
-        with self._quietly:
-            number = self.stacks.here() if self.stacks is not None else 0
-            if parent is None:
-                call.scope = self._scope_of(number)
-            writer.parent(call.name(), call.parent_name())
-            if self.stacks is not None:
-                writer.stack(call.name(), number, self.stacks.text(number))
-            self.task.before(call, *without_buffers(stem, args, kwargs))
-        self._read_before(call, args, kwargs)
+        if call.recorded and self.task.writer is not None:
+            with self._quietly:
+                self._take_inputs(call, self.task.writer, args, kwargs)
+        self._read_before(call, module, args, kwargs)
         self._note_edges(call, tensors)
         return call
 
-    def _read_before(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _take_inputs(self, call: Call, writer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        number = self.stacks.here() if self.stacks is not None else 0
+        if call.parent is None:
+            call.scope = self._scope_of(number)
+        writer.parent(call.name(), call.parent_name())
+        if self.stacks is not None:
+            writer.stack(call.name(), number, self.stacks.text(number))
+        self.task.before(call, *without_buffers(call.stem, args, kwargs))
+
+    def _read_before(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Read what waits before a call that may change it: unseen operations of a module may change any."""
-        if self._mode is None if call.is_module else may_change(call.stem, args, kwargs):
+        unseen = self._mode is None and module is not None and not changes_nothing(module)
+        if unseen if call.is_module else may_change(call.stem, args, kwargs):
             self._before_change()
 
     def _before_change(self, uncounted: Sequence[Tensor] = ()) -> None:

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.shared.model_graph import NamedModule
+from trainsentry.collectors.torch.hooks.repeated_calls import REPEATABLE
 
 
 class ModuleCallHooks:
@@ -42,6 +45,22 @@ def stem_of(named: NamedModule) -> str:
     return f"Module.{named.name}.{kind}" if named.name else f"Module.{kind}"
 
 
+def changes_nothing(module: nn.Module) -> bool:
+    """Whether a call of a module only computes: one of torch's own, without parts, and with no hooks but the watcher's.
+
+    The tensors that wait to be read need not be read before it.
+    """
+    own = vars(module)
+    return (
+        type(module) in REPEATABLE
+        and "forward" not in own
+        and not own.get("inplace", False)
+        and own.get("max_norm") is None  # an embedding shortens its rows
+        and len(module._forward_pre_hooks) == len(module._forward_hooks) == 1
+        and not (_global_forward_pre_hooks or _global_forward_hooks)
+    )
+
+
 class _CallsUnderWay:
     """A module's calls under way, innermost last, shared by its two hooks."""
 
@@ -70,7 +89,7 @@ class _Before(InertWhenCopied):
             return
         watcher = self.calls.watcher
         with torch._C.DisableTorchFunction():
-            call = watcher.guard.run(watcher.part, watcher.begin, self.calls.stem, True, args, kwargs)
+            call = watcher.guard.run(watcher.part, watcher.begin, self.calls.stem, module, args, kwargs)
             self.calls.here.append(call)
 
 
