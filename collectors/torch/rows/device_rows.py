@@ -1,7 +1,6 @@
 """Keeps a step's rows on an accelerator, where they are computed, and copies them to the host once."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -197,14 +196,16 @@ class DeviceRows:
         self.scalars.append(position)
 
     def norms_at(self, places: slice) -> Tensor | None:
-        """Return a view of the norms in the rows of consecutive positions, shape (n,), which `finish` finds complete.
+        """Return a copy of the norms in the rows of consecutive positions, shape (n,).
 
-        None where these rows are not on this device one after another.
+        None where these rows are not on this device one after another, or one was lost.
         """
-        positions = range(places.start, places.stop)
         start = self.positions.index(places.start) if places.start in self.positions else 0
-        there = slice(start, start + len(positions))
-        return self._rows[there, NORM] if self.positions[there] == [*positions] else None
+        there = slice(start, start + places.stop - places.start)
+        if self.positions[there] != [*range(places.start, places.stop)]:
+            return None
+        self._combine()
+        return None if self.lost else self._rows[there, NORM].clone()
 
     def finish(self, count: int, divisor: Tensor | None, norms: Tensor | None) -> None:
         """Divide the last `count` rows by `divisor`, and write norm ÷ `norms` (shape (count,)) to their values."""
@@ -215,7 +216,7 @@ class DeviceRows:
         if divisor is not None:
             rows[:, : NORM + 1] /= divisor.to(rows.device)
         if norms is not None:
-            rows[:, VALUE] = rows[:, NORM] / norms if not self.lost else math.nan  # the norms may be those of lost rows
+            rows[:, VALUE] = rows[:, NORM] / norms
 
     def are_in_order(self, count: int) -> bool:
         """Whether the rows of the last copy are all `count` rows of the record, one after another."""

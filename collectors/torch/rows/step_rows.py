@@ -149,8 +149,7 @@ class StepRows(SharedRows):
     def norms(self, tensors: Sequence[Tensor], read_as: list[int]) -> Tensor:
         """Return the L2 norms of tensors of one device, shape (n,), on that device, without adding rows.
 
-        They are not read again where the series `read_as` have rows of them in this step; those of a device are there
-        once its rows are combined, as before any row is divided by them.
+        They are not read again where the series `read_as` have rows of them in this step.
         """
         places = self._positions_of(read_as)
         known = None if places is None else self._norms_at(tensors[0], places)

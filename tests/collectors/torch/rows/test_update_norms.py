@@ -1,10 +1,9 @@
 """An update's norm is divided by that of the weight, which is not read again where the weight has a row."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
+from step_records import resolved
 from torch import nn
 
 from trainsentry.collectors.series import SeriesTable
@@ -93,17 +92,28 @@ def test_a_row_that_was_lost_is_no_norm(monkeypatch):
     pytest.importorskip("triton", minversion="3.4", reason="the kernels need Triton 3.4, as of torch 2.8")
     monkeypatch.setattr(type(CPU), "has_triton", lambda self: True)
     of, rows = parameters(), StepRows(SeriesTable(), device_rows_on_cpu=True)
+    ids = [rows.parameter_ids.id_of(p, "parameter") for p in of]
+    rows.add_parameters(ids, of, [p.parameter for p in of])
+    (device,) = rows._devices.values()
+    monkeypatch.setattr(device.fused, "combine", lambda _: 1 / 0)  # the weights' rows are lost
+    weights = [p.parameter.detach().double().norm().item() for p in of]
+    values = updated(rows, of, reads_weights=False)
+    assert len(values) == len(of), "of the updates alone"
+    np.testing.assert_allclose(values[:, VALUE], values[:, NORM] / weights, rtol=1e-6)
+
+
+def test_the_norms_outlive_the_rows_of_weights_that_are_taken_before_the_update(make_rows):
+    """As where a step is examined before its update."""
+    of, rows = parameters(), make_rows()
     updates = UpdateReader(rows)
     ids = [rows.parameter_ids.id_of(p, "parameter") for p in of]
     rows.add_parameters(ids, of, [p.parameter for p in of])
+    weights = [p.parameter.detach().double().norm().item() for p in of]
     updates.keep(of)
-    (device,) = rows._devices.values()
-    with monkeypatch.context() as patch:
-        patch.setattr(device.fused, "combine", lambda _: 1 / 0)
-        device._combine()  # the weights' rows are lost
+    rows.take()
+    with torch.no_grad():
+        for p in of:
+            p.parameter.add_(0.25)
     updates.read()
-    pending = rows.take()
-    pending.wait()
-    _, _, values = pending.resolve()
-    assert len(values) == len(of), "of the updates alone"
-    assert all(math.isnan(value) for value in values[:, VALUE])
+    values = list(resolved(rows).values())
+    np.testing.assert_allclose([v[VALUE] for v in values], [v[NORM] / w for v, w in zip(values, weights, strict=True)])
