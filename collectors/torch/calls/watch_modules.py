@@ -10,7 +10,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 
 from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.shared.model_graph import NamedModule
-from trainsentry.collectors.torch.hooks.repeated_calls import REPEATABLE
+from trainsentry.collectors.torch.hooks.repeated_calls import REPEATABLE, computes_plainly
 
 
 class ModuleCallHooks:
@@ -50,12 +50,12 @@ def changes_nothing(module: nn.Module) -> bool:
 
     The tensors that wait to be read need not be read before it.
     """
-    own = vars(module)
+    kind = type(module)
     return (
-        type(module) in REPEATABLE
-        and "forward" not in own
-        and not own.get("inplace", False)
-        and own.get("max_norm") is None  # an embedding shortens its rows
+        kind in REPEATABLE
+        and kind.forward.__module__ == kind.__module__  # no patch of the class
+        and not getattr(module, "inplace", False)
+        and computes_plainly(module)
         and len(module._forward_pre_hooks) == len(module._forward_hooks) == 1
         and not (_global_forward_pre_hooks or _global_forward_hooks)
     )

@@ -97,8 +97,10 @@ def _callback() -> Any:
     from torch._C._dynamo.eval_frame import set_eval_frame
 
     callback = set_eval_frame(None)
-    set_eval_frame(callback)
-    return callback
+    try:
+        return callback
+    finally:
+        set_eval_frame(callback)
 
 
 def never_compiled(*functions: Callable[..., Any]) -> bool:
@@ -108,11 +110,11 @@ def never_compiled(*functions: Callable[..., Any]) -> bool:
     torch lacks one of the two functions needed, neither of which has a public name.
     """
     try:
-        from torch._C._dynamo.eval_frame import get_eval_frame_callback  # noqa: F401 - checked here, used above
+        from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame  # noqa: F401 - used above
         from torch._dynamo.eval_frame import skip_code
     except ImportError:
         return False
-    for function in functions:
+    for function in (at_work, _callback, *functions):
         skip_code(function.__code__)
     return True
 

@@ -1,5 +1,6 @@
 """Computes one module's call again in a sampled step, so that a device that computes wrongly shows without replicas."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -101,7 +102,7 @@ class RepeatedCalls:
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the inputs of the chosen module's call until it is left; none under a mode that changes operations."""
-        if named is self._chosen and _is_plain(named.module) and not changes_operations():
+        if named is self._chosen and computes_plainly(named.module) and not changes_operations():
             inputs = [(tensor, version_of(tensor)) for _, tensor in tensors_in_call(args, kwargs)]
             self._call = args, dict(kwargs), inputs
 
@@ -166,8 +167,8 @@ class RepeatedCalls:
             for _ in range(REPEATS if wrong.is_cpu else 1):  # one after the other, as each takes memory
                 found = zip(first, again(), strict=True)
                 unlike += [_differing(y, z) for y, z in found if y is not None and z is not None]
-            is_repeatable = _total(unlike) == 0
-            self.rows.add_scalar(series_id, torch.where(is_repeatable, wrong, float("nan")))
+            number = wrong.to(torch.float32)  # a program may have set another default
+            self.rows.add_scalar(series_id, torch.where(_total(unlike) == 0, number, math.nan) if unlike else number)
 
 
 @dataclass(slots=True)
@@ -222,7 +223,7 @@ def _as_tuple(found: Any) -> tuple[Tensor | None, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def computes_plainly(module: nn.Module) -> bool:
     """Whether a module runs its class's own forward on weights that are whole and here."""
     if "forward" in vars(module) or getattr(module, "max_norm", None) is not None:
         return False

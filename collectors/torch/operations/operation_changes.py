@@ -147,6 +147,7 @@ class _Passes:
         if found is self.settled and shapes == self.shapes and condition == self.condition:
             self.number += 1
             return
+        self.settled = None
         called, same_condition = frozenset(found), condition == self.condition
         same_calls, same_shapes = called == self.called, shapes == self.shapes
         self.number, self.shapes, self.condition, self.called = self.number + 1, shapes, condition, called
@@ -160,7 +161,8 @@ class _Passes:
             yield from self._changed_casts(module, known.casts, casts.get(module, 0), is_common=len(recast) >= MANY)
             for text, kind, lasted in _changes(known, operations, self.number, alike):
                 yield module, text, kind, lasted
-        self.settled = None if any(known.is_changing for known in self.modules.values()) else found
+        if not any(known.is_changing for known in self.modules.values()):
+            self.settled = found
 
     def _changed_casts(self, module: str, held: _Held, casts: int, *, is_common: bool) -> Iterator[_Change]:
         """Yield that a module alone casts more or fewer tensors than before; autocast makes many modules do so."""

@@ -18,8 +18,9 @@ ADDING: Final = (
     "take",
     "drop",
     "peek",
+    "norms",
 )
-"""The methods of `StepRows` that add rows, read those that wait, or take them away."""
+"""The methods of `StepRows` that add rows, read those that wait, complete them, or take them away."""
 
 
 def keep_threads_apart(rows: Any) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Hashable
 from typing import Any
 
-import torch
-
 
 class CompiledLaunches:
     """Launches one kernel on one device.
@@ -32,7 +30,7 @@ class CompiledLaunches:
         """Launch what was compiled; False where it takes other arguments, for good."""
         try:
             compiled[(programs, 1, 1)](*args)
-        except torch.OutOfMemoryError:
+        except RuntimeError:  # the device's, or its lack of memory
             raise
         except Exception:  # noqa: BLE001 - the interface is another version's: Triton itself knows better
             self._takes_all = False

@@ -82,6 +82,20 @@ def test_a_result_is_wrong_if_it_comes_out_otherwise_five_times_alike(repeats, t
     assert rows.take().resolve()[2][:, VALUE].tolist() == pytest.approx([told], nan_ok=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_number_of_wrong_elements_is_right_whatever_dtype_a_program_has_made_the_default(dtype):
+    rows, x = StepRows(SeriesTable()), torch.zeros(70_001)
+    repeated = repeated_calls.RepeatedCalls(rows, Guard(), enabled=True)
+    torch.set_default_dtype(dtype)
+    try:
+        repeated._compare(0, [x], lambda: [x + 1])
+        answers = iter([x + 1, *[None] * repeated_calls.REPEATS])  # of another shape from then on
+        repeated._compare(1, [x], lambda: [next(answers)])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert rows.take().resolve()[2][:, VALUE].tolist() == [70_001.0, 70_001.0]
+
+
 def test_a_wrong_output_is_found_and_its_module_named(tmp_path):
     model, now = net(), {"step": 0}
 

@@ -117,3 +117,16 @@ def test_the_norms_outlive_the_rows_of_weights_that_are_taken_before_the_update(
     updates.read()
     values = list(resolved(rows).values())
     np.testing.assert_allclose([v[VALUE] for v in values], [v[NORM] / w for v, w in zip(values, weights, strict=True)])
+
+
+def test_norms_of_weights_of_several_kinds_are_each_their_own(make_rows):
+    """Complex weights, wide ones and empty ones are not read with the others."""
+    torch.manual_seed(0)
+    of_kinds = [torch.float32, torch.complex64, torch.float32, torch.float64, torch.float16]
+    model = nn.ParameterList(nn.Parameter(torch.randn(3, 4).to(dtype)) for dtype in of_kinds)
+    model.append(nn.Parameter(torch.randn(6, 4).t()))
+    names = ModelNames()
+    names.add([model], [])
+    weights = [p.parameter.detach().abs().double().norm().item() for p in names.parameters]
+    values = updated(make_rows(), names.parameters, reads_weights=True)
+    np.testing.assert_allclose(values[:, VALUE], values[:, NORM] / weights, rtol=1e-3)
