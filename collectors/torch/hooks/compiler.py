@@ -8,6 +8,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+get_eval_frame_callback: Any
+set_eval_frame: Any
+try:  # once, as an import takes 1.3 µs each time, and hooks ask at each call
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
+except ImportError:
+    get_eval_frame_callback = set_eval_frame = None
+
 _VERSION: Final = tuple(map(int, torch.__version__.split(".")[:2]))
 
 GRADIENTS_FROM: Final = (2, 13)
@@ -84,18 +91,13 @@ def backward_is_compiled() -> bool:
 
 def at_work() -> bool:
     """Whether dynamo may examine a frame that this thread enters now."""
+    callback = _callback()
     # None: dynamo is off; False: it only runs frames that are already compiled.
-    return _callback() not in {None, False}
+    return callback is not None and callback is not False
 
 
-def _callback() -> Any:
-    """Return what dynamo calls for a frame that this thread enters; its functions have no public name."""
-    if KNOWS_ITS_CALLBACK:
-        from torch._C._dynamo.eval_frame import get_eval_frame_callback
-
-        return get_eval_frame_callback()
-    from torch._C._dynamo.eval_frame import set_eval_frame
-
+def _callback_put_back() -> Any:
+    """Return what dynamo calls for a frame that this thread enters: take it away, and put it back."""
     callback = set_eval_frame(None)
     try:
         return callback
@@ -103,18 +105,22 @@ def _callback() -> Any:
         set_eval_frame(callback)
 
 
+_callback: Any = get_eval_frame_callback if KNOWS_ITS_CALLBACK else _callback_put_back
+
+
 def never_compiled(*functions: Callable[..., Any]) -> bool:
     """Make dynamo run the frames of functions uncompiled, but still inline the functions into other frames.
 
     `torch.compiler.disable` also does the first, but breaks the graphs of the other frames. Return False when this
-    torch lacks one of the two functions needed, neither of which has a public name.
+    torch lacks one of the functions needed, none of which has a public name.
     """
     try:
-        from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame  # noqa: F401 - used above
         from torch._dynamo.eval_frame import skip_code
     except ImportError:
         return False
-    for function in (at_work, _callback, *functions):
+    if set_eval_frame is None:
+        return False
+    for function in (at_work, _callback_put_back, *functions):
         skip_code(function.__code__)
     return True
 
