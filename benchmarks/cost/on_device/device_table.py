@@ -82,7 +82,7 @@ def steps_table(cells: dict[tuple[str, str], Cell | str], tally: Tally) -> list[
         else:
             shown[1:] = ["", ""]
         told = tally.judge(ours, target) if target is not None else ""
-        memory = f"+{cell.memory[OURS]:.0f} MB" if OURS in cell.memory else "–"
+        memory = f"{cell.memory[OURS]:+.0f} MB" if OURS in cell.memory else "–"
         row = [
             model,
             workload,
