@@ -103,7 +103,7 @@ def table(times: dict[str, list[float]]) -> str:
             kinds = {"default, no sample": statistics.median(by_place[:-1]), "default, sample": by_place[-1]}
         else:
             kinds = {name: statistics.median(found)} if name != "no monitor" else {}
-        lines += [f"| {kind} | {value:.2f} | +{value - bare:.2f} |" for kind, value in kinds.items()]
+        lines += [f"| {kind} | {value:.2f} | {value - bare:+.2f} |" for kind, value in kinds.items()]
     return "\n".join(lines)
 
 

@@ -12,19 +12,29 @@ from device_steps import OURS, V1, V2, Cell
 from device_table import RATIOS, Tally, launches_table, steps_table, unmeasured_cells
 from device_trainings import GPT, LLAMA
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cost" / "gpu.py"
+COST = Path(__file__).parents[2] / "benchmarks" / "cost"
 
 
-def run(*args):
+def run(*args, script="gpu.py"):
     environment = {name: value for name, value in os.environ.items() if name != "TRAINSENTRY_PEERS"}
-    done = subprocess.run([sys.executable, SCRIPT, *args], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, COST / script, *args], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_without_a_device_it_says_so_in_one_line():
-    [line] = run().splitlines()
+@pytest.mark.parametrize("script", ["gpu.py", "host_steps.py"])
+def test_without_a_device_it_says_so_in_one_line(script):
+    [line] = run(script=script).splitlines()
     assert line.startswith("No accelerator")
+
+
+def test_the_hosts_time_has_a_row_for_each_part_and_for_both_kinds_of_step():
+    text = run("--tiny", "--device", "cpu", "--rounds", "1", script="host_steps.py")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ") and "ms a step" not in line]
+    parts = ["nothing collected", "gradients", "parameters", "optimizer_state", "activations"]
+    assert [row[0].strip() for row in rows] == ["no monitor", "default, no sample", "default, sample", *parts]
+    bare, *others = [[float(cell) for cell in row[1:] if cell.strip()] for row in rows]
+    assert all(added == pytest.approx(took - bare[0], abs=0.02) for took, added in others)
 
 
 def test_tiny_models_on_the_cpu_fill_the_table_as_far_as_the_time_goes():

@@ -7,7 +7,7 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch import random_states
 from trainsentry.collectors.torch.device.device import Device
-from trainsentry.collectors.torch.random_states import NEW_BEFORE, RandomStates
+from trainsentry.collectors.torch.random_states import DIGESTED, NEW_BEFORE, RandomStates, _digest
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 
@@ -98,3 +98,26 @@ def test_a_device_whose_numbers_cannot_be_read_is_left_out(monkeypatch, error):
     monkeypatch.setattr(random_states, "accelerator", lambda: other)
     found = repeated(lambda s, begin: passes(s, begin, seed=1 if s in (25, 30) else None), 31)
     assert found == [(30, 5.0)], "torch's own on the host is read"
+
+
+def test_a_state_is_told_apart_by_its_ends_alone_however_many_numbers_were_drawn():
+    generator = torch.Generator()
+    assert generator.get_state().numel() > 2 * DIGESTED, "else nothing is left out"
+    found = []
+    for seed in (1, 2, 1 << 40):
+        generator.manual_seed(seed)
+        for _ in range(1500):  # the words of a Mersenne twister are new after each 624
+            found.append(_digest(generator.get_state()))
+            torch.rand(1, generator=generator)
+    assert len(set(found)) == len(found)
+    generator.manual_seed(1)
+    assert _digest(generator.get_state()) == found[0]
+
+
+def test_a_large_state_costs_the_reading_of_its_ends():
+    state = torch.zeros(4 * DIGESTED, dtype=torch.uint8)
+    plain = _digest(state)
+    for place, told in ((0, True), (DIGESTED - 1, True), (2 * DIGESTED, False), (-DIGESTED, True), (-1, True)):
+        changed = state.clone()
+        changed[place] = 1
+        assert (_digest(changed) != plain) is told, place
