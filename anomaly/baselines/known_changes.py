@@ -1,7 +1,6 @@
 """Changes that are known: factors that are taken out of sizes, and changes that the user declares."""
 
 import math
-from collections import deque
 from functools import partial
 from typing import Final
 
@@ -10,6 +9,7 @@ import numpy as np
 from trainsentry.anomaly.rules.mode_change import Normalisations
 from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.rules.scalars.rate_changes import RateChanges
 from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
@@ -32,11 +32,6 @@ PROPORTIONAL: Final = {LEARNING_RATE: (UPDATE,), "loss_scale": (ACTIVATION_GRAD_
 
 SAME_AS: Final = {OPTIMIZER_RATE: LEARNING_RATE}
 """Another name for a scalar; the optimizer's own rate comes last in a record, and counts."""
-
-RISE: Final = 1.5
-RISING: Final = 8
-"""Factor by which a learning rate that has risen is above the least of the last eight steps, or above its sample
-before: after a restart of a schedule everything may change at once."""
 
 VARIES: Final = 0.5
 """Share of the range of sizes so far by which a size beyond it is one more of those that vary by themselves, as numbers
@@ -64,8 +59,7 @@ class KnownChanges:
         self._is_known = arrays.series.column(bool, of=_is_known)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._smallest, self._largest = arrays.series.column(np.float64, np.inf), arrays.series.column(np.float64)
-        self._rates: dict[int, deque[tuple[int, float]]] = {}
-        self._step = self._risen_at = -1
+        self._rates, self._step = arrays.shared(RateChanges), -1
         self._normalisations, self._dropouts = Normalisations(arrays), arrays.shared(Dropouts)
         self._pass_of_input = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.is_model_input else -1)
         self._counted = (-1, 0)  # the step, and its micro-steps so far
@@ -75,7 +69,12 @@ class KnownChanges:
     @property
     def rate_has_risen(self) -> bool:
         """Whether the last record holds a learning rate that is far above those shortly before."""
-        return self._step == self._risen_at
+        return self._step == self._rates.risen_at
+
+    @property
+    def rate_has_fallen(self) -> bool:
+        """Whether the last record holds a learning rate that is far below the one before."""
+        return self._step == self._rates.fallen_at
 
     def note(self, record: StepRecord) -> bool:
         """Take in the scalars of a record; return whether the user declared a change, or made one on purpose.
@@ -83,6 +82,7 @@ class KnownChanges:
         All normalisations may be frozen, or dropout be switched off.
         """
         self._time(record)
+        self._rates.note(record)
         self._step, changed = record.step, self._normalisations.are_frozen_by(record, self.table)
         changed |= self._dropouts.are_switched_off_by(record)
         for row in rows_where(self._is_known.values[record.where]).tolist():
@@ -92,23 +92,11 @@ class KnownChanges:
             if factor in PROPORTIONAL:
                 if math.isfinite(value) and value > 0:
                     self._factor[factor] = value
-                    if factor == LEARNING_RATE:
-                        self._note_rate(self._rates.setdefault(series_id, deque()), value)
                 continue
             before = self._declared.get(series_id)
             changed |= before is not None and before != value and math.isfinite(value)
             self._declared[series_id] = value
         return changed
-
-    def _note_rate(self, known: deque[tuple[int, float]], value: float) -> None:
-        """Take in a rate of this step; it may be sampled seldom, and a run may go back."""
-        if known and known[-1][0] > self._step:
-            known.clear()
-        while len(known) > 1 and known[0][0] <= self._step - RISING:
-            known.popleft()
-        if known and value > RISE * min(before for _, before in known):
-            self._risen_at = self._step
-        known.append((self._step, value))
 
     def is_resized(self, observed: Observed) -> bool:
         """Whether an input of the model is far smaller, or larger, than it ever was: a longer sequence, another batch.

@@ -21,6 +21,7 @@ from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
+from trainsentry.collectors.series import UPDATE
 from trainsentry.collectors.statistics import INFS, NANS, VALUE, ZEROS
 
 WARM_UP: Final = 16
@@ -119,6 +120,7 @@ class OutlierDetector:
         self._loss_level, self._input_level = LossLevel(arrays), InputLevel(arrays)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
+        self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
         self._most_zeros = arrays.series.column(np.float64, np.nan)
         self._holds_numbers = arrays.layouts.column(bool, of=lambda layout: layout.dtype in _NUMBERS)
         self._surprises: dict[str, Surprises] = {}
@@ -152,6 +154,8 @@ class OutlierDetector:
         is_declared = self._known.note(record)
         if is_declared:
             self.scoring.expect_change()
+        if self._known.rate_has_fallen:  # rounding takes more of the updates
+            self.scoring.baseline.reset(record.ids[self._is_update.values[record.where]])
         self._expect_levels(may_all_change=is_declared or self._known.is_resized(observed))
         divisor = self._known.divisors(record)
         in_a_row, columns = self.scoring.baseline.outliers[record.where], finite_columns(record)

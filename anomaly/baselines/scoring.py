@@ -1,5 +1,7 @@
 """Scores rows against the baselines of their series, and gives the p-value of the whole record."""
 
+import statistics
+from collections import deque
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +34,12 @@ DRIFT_WARM_UP: Final = 40
 LOSS_REMEMBERED: Final = 32
 """Records for which the fall of the loss is remembered: many loops log it now and then."""
 
+FALLS: Final = 8
+LEARNS: Final = 3.0
+"""Newest losses whose middle fall, times this, lets sizes change in addition while they drift: as a model begins to
+learn, its loss falls less than what it is computed from grows. The outputs of a vision transformer grew elevenfold over
+40 steps while its loss fell by a third, and those of a denoiser as much while it fell by a quarter."""
+
 WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
 WEIGHT_OF_COMMON: Final = 0.1
 """Shares of the allowed false alarms for logged scalars, for the data, and for common changes: these are few series.
@@ -49,6 +57,7 @@ class Scoring:
         self.step_noise = StepNoise()
         self.learned_loss = LearnedLoss()
         self._last_fallen = 0.0, 0
+        self._falls: deque[float] = deque(maxlen=FALLS)
         self._spikes: dict[int, ScoreTail] = {}
         self._drifts: dict[int, ScoreTail] = {}
         self.common = CommonChanges(self.groups)
@@ -179,7 +188,10 @@ class Scoring:
 
     def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any, learned: Floats) -> Floats:
         held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
-        least = least_drifts(held, scalar) + fallen + learned
+        if self.groups.is_loss[ids].any():
+            self._falls.append(fallen)
+        learns = LEARNS * statistics.median(self._falls) if self._falls and self._last_fallen[1] > 0 else 0.0
+        least = least_drifts(held, scalar) + np.where(scalar, fallen, max(fallen, learns)) + learned
         down = np.maximum(least, self.groups.least_fall[ids] + fallen)
         down[self.groups.may_fade[ids]] = np.inf
         drift: Floats = drift_scores(state, distance, unit, (least, down))

@@ -3,6 +3,7 @@
 from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, STALE, Anomaly
 from trainsentry.anomaly.features import FEW
@@ -59,6 +60,11 @@ TWO_VALUES: Final = 1e-9
 MAY_REST: Final = frozenset({STEP_COUNTER, "max_exp_avg_sq", "step_size"})
 """State that is not judged: counts of steps, largest values so far (amsgrad), and step sizes between bounds (Rprop)."""
 
+SUMS_OF_SQUARES: Final = frozenset({"sum", "accum"})
+RESOLUTION: Final = 2.0**-23
+"""State that adds up squares of gradients (Adagrad), and the least square, as a share of the largest sum, that is sure
+to change it in float32: an expert that gets next to nothing has smaller ones for some steps."""
+
 _TOLD: Final = -(2**30)
 """Stands in place of the number of repetitions of a stretch that was reported."""
 
@@ -92,8 +98,10 @@ class StaleRule(Rule):
         self._since = arrays.series.column(np.int64, -1)
         self._step = -1
         self._sampled = arrays.series.column(np.int64, -1)
-        self._with_gradient: set[int] = set()
+        self._with_gradient: dict[int, float] = {}
         self._had_gradient: dict[int, int] = {}
+        self._adds_squares = arrays.series.column(bool, of=lambda s: s.quantity in SUMS_OF_SQUARES)
+        self._squares: dict[int, float] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the series that have not moved for so many samples, once each."""
@@ -107,7 +115,7 @@ class StaleRule(Rule):
         if not len(rows):
             return []
         ids, kinds = record.ids[rows].astype(np.int64), kinds[rows]
-        same = self._follow(ids, fingerprints(values[rows]), record.step)
+        same = self._follow(ids, values[rows], record.step)
         repeats = self._repeats.values[ids]
         fewest = np.where(observed.numel[rows] < MANY_ELEMENTS, np.maximum(_REPEATS[kinds], REPEATS), _REPEATS[kinds])
         inputs = rows_where(kinds == _INPUT)
@@ -131,19 +139,26 @@ class StaleRule(Rule):
         record = observed.record
         if record.step != self._step:
             self._had_gradient.update(dict.fromkeys(self._with_gradient, self._step))
+            for owner, square in self._with_gradient.items():
+                self._squares[owner] = max(self._squares.get(owner, 0.0), square)
             self._step = record.step
             self._with_gradient.clear()
         rows = rows_where((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
-        self._with_gradient.update(self._owner.values[record.ids[rows]].tolist())
+        largest = np.abs(record.values[rows][:, [MIN, MAX]]).max(axis=1) ** 2
+        self._with_gradient.update(zip(self._owner.values[record.ids[rows]].tolist(), largest.tolist(), strict=True))
 
-    def _follow(self, ids: Integers, prints: Integers, step: int) -> Mask:
-        """Take in the fingerprints of series; return which are those of the sample before.
+    def _follow(self, ids: Integers, values: npt.NDArray[np.float64], step: int) -> Mask:
+        """Take in the statistics of series; return which are those of the sample before.
 
         State that had no gradient since then rests by right, and counts neither as moved nor as repeated.
         """
         last, repeats, longest = self._last.values, self._repeats.values, self._longest.values
+        prints = fingerprints(values)
         same: Mask = prints == last[ids]
-        moved, still = ids[~same], np.array([i for i in ids[same].tolist() if not self._rests(i)], np.int64)
+        unmoved = zip(ids[same].tolist(), values[same, MAX].tolist(), strict=True)
+        moved, still = ids[~same], np.array([i for i, most in unmoved if not self._rests(i, most)], np.int64)
+        for owner in self._owner.values[moved[self._adds_squares.values[moved]]].tolist():
+            self._squares.pop(owner, None)
         longest[moved] = np.maximum(longest[moved], repeats[moved])
         repeats[moved] = 0
         self._varied.values[moved] += 1
@@ -152,11 +167,17 @@ class StaleRule(Rule):
         last[ids], self._sampled.values[ids] = prints, step
         return same
 
-    def _rests(self, series_id: int) -> bool:
-        """Whether a series is state of a parameter without a gradient since its last sample."""
+    def _rests(self, series_id: int, largest: float) -> bool:
+        """Whether a series is state of a parameter without a gradient since its last sample.
+
+        A sum of squares, whose largest is given, rests too where all of them since it moved are lost in rounding.
+        """
         if self._kind.values[series_id] != _STATE:
             return False
-        return self._had_gradient.get(int(self._owner.values[series_id]), -1) < int(self._sampled.values[series_id])
+        owner = int(self._owner.values[series_id])
+        if self._adds_squares.values[series_id] and self._squares.get(owner, 0.0) < RESOLUTION * largest:
+            return True
+        return self._had_gradient.get(owner, -1) < int(self._sampled.values[series_id])
 
     def _peers_move(self, kinds: Integers, same: Mask) -> Mask:
         """Return for each row whether most series of its kind moved in this record."""

@@ -32,12 +32,17 @@ samples is the first beyond."""
 
 
 def early_levels(
-    known: RecentRange, ids: Any, followed: Mask, narrowest: Floats, is_worse: Callable[[int, int], bool]
+    known: RecentRange,
+    ids: Any,
+    followed: Mask,
+    narrowest: Floats,
+    is_worse: Callable[[int, int], bool],
+    times: float = 1.0,
 ) -> dict[int, Beyond]:
     """Return the places in `ids` of series far beyond their short past, of those that the mask `followed` names.
 
     `narrowest` are the least widths, shape (features, n). `is_worse` says whether the loss is higher from some step on,
-    of a first and a last one.
+    of a first and a last one. So many `times` the usual distance is asked for.
     """
     taken, span = known.taken[ids], known.steps[-1, ids] - known.begun[ids]
     is_early = (taken >= FEWEST_EARLY + WAIT) & (taken < FEWEST + WAIT) & (span >= SPAN) & followed
@@ -49,6 +54,7 @@ def early_levels(
     first = np.where(is_dense, 0, WAIT - TWICE)  # the first of the newest samples that must lie beyond
     clean, onset = np.take_along_axis(steps, np.stack((first, first + 1)), axis=0)
     distance, middle = _distances(known, of, narrowest[:, places], is_dense)
+    distance /= times
     is_far: Mask = distance[:SIZES].max(axis=0) >= FAR
     may_be: Mask = distance.max(axis=0) >= FAR_BESIDE_LOSS
     found: dict[int, Beyond] = {}

@@ -31,10 +31,12 @@ from trainsentry.collectors.statistics import VALUE
 NARROWEST: Final = (0.05, 0.02, 0.02, 0.1)
 NARROWEST_OF_GRADIENT: Final = (0.1, 0.1, 0.02, 0.1)
 ZEROS_BELOW_A_RISE: Final = 1.5
+ZEROS_ABOVE_A_FALL: Final = 1.0
 """Least width of a range, by feature in the order of `FEATURES`: 5 % of a largest magnitude, 2 % of a norm, 0.02 of
 mean ÷ root mean square, a tenth of the odds of zeros. A range of values that hardly move has no width of its own.
 Clipping holds the largest gradient near the bound, however it moves, so that a tenth is asked of it. A silent unit more
-is no fault, so a share of zeros must rise further: from none to a sixth."""
+is no fault, so a share of zeros must rise further: from none to a sixth. Nor is one that wakes: a share must fall from
+a sixteenth to none."""
 
 _OF_ACTIVATIONS: Final = (1.2, 1.0, 1.5, 0.7)
 _OF_THEIR_GRADIENTS: Final = (2.0, 1.5, np.inf, 0.8)
@@ -179,7 +181,9 @@ class LevelShifts:
         followed = self._is_forward.values[ids]
         if not followed.any():
             return []
-        found = early_levels(self._range, ids, followed, self._narrowest.values[:, ids], loss.is_worse_since)
+        times = TIMES_DEPENDENT if self._data.was_high() else 1.0
+        narrowest = self._narrowest.values[:, ids]
+        found = early_levels(self._range, ids, followed, narrowest, loss.is_worse_since, times)
         findings = []
         for place, (feature, middle, apart, first) in found.items():
             beyond = feature, middle, min(DEVIATIONS * (0.5 + apart), LARGEST_SCORE)
@@ -262,9 +266,12 @@ class LevelShifts:
         low, high, newest = self._range.low[:, ids], self._range.high[:, ids], self._range.newest[:, :, ids]
         width = np.maximum(high - low, self._narrowest.values[:, ids])
         with np.errstate(invalid="ignore"):
+            width[_ZEROS] = np.maximum(width[_ZEROS], ZEROS_ABOVE_A_FALL)
             fall = (low - newest.max(axis=0)) / width
             width[_ZEROS] = np.maximum(width[_ZEROS], ZEROS_BELOW_A_RISE)
             rise = (newest.min(axis=0) - high) / width
+        if self._data.is_high:  # a critic's gradient falls as another part of a clipped one grows
+            fall[:SIZES, self._is_gradient.values[ids]] = 0.0
         reach = self._reach(ids, rise, fall)
         found = {}
         for i in rows_where(reach.max(axis=0) >= 1).tolist():
@@ -279,8 +286,10 @@ class LevelShifts:
         with np.errstate(invalid="ignore"):
             reach = np.fmax(rise / self._least_rise.values[:, ids], fall / self._least_fall.values[:, ids])
         of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
+        if self._data.was_high():
+            of_age[:, self._enters.values[ids]] = 0.0
         if self._data.is_high:  # and extremes are those of episodes: a pole that does not fall leans less
-            of_age = np.where(self._enters.values[ids], 0.0, of_age / TIMES_DEPENDENT)
+            of_age /= TIMES_DEPENDENT
             of_age[_MAX] = 0.0
         return of_age
 

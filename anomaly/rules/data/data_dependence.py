@@ -7,6 +7,7 @@ import numpy as np
 
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
+from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.statistics import NORM
 
 SAMPLES: Final = 64
@@ -16,7 +17,9 @@ LEFT_OUT: Final = 4
 is being judged may itself have made them alike."""
 
 EVERY: Final = 4
-"""Records between two measurements."""
+LASTS: Final = 128
+"""Records between two measurements, and those for which inputs may change after one that found them dependent: a policy
+that has settled observes alike for a while, until it changes again."""
 
 DEPENDENT: Final = 0.4
 """Correlation of a batch's size with that of the batch before from which data are dependent: of 64 independent samples
@@ -46,18 +49,30 @@ class DataDependence:
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input and not s.micro_step)
         self._sizes: dict[int, deque[float]] = {}
+        self._noted: StepRecord | None = None
         self._taken = 0
+        self._found: deque[int] = deque(maxlen=2 * LASTS // EVERY)
         self.is_high = False
 
+    def was_high(self, ago: int = 0) -> bool:
+        """Whether data were dependent lately, up to so many records ago: what came since may have made them alike."""
+        at = self._taken - ago
+        return any(at - LASTS <= found <= at for found in self._found)
+
     def note(self, observed: Observed) -> None:
-        """Take in a record."""
+        """Take in a record; what several rules ask for is taken in once."""
         record = observed.record
+        if record is self._noted:
+            return
+        self._noted = record
         for row in rows_where(self._is_input.values[record.where]).tolist():
             norm = float(record.values[row, NORM])
             if 0 < norm < np.inf:
                 sizes = self._sizes.setdefault(int(record.ids[row]), deque(maxlen=SAMPLES + LEFT_OUT))
-                sizes.append(float(np.log(norm / np.sqrt(observed.numel[row]))))
+                sizes.append(float(np.log(norm / np.sqrt(max(observed.numel[row], 1.0)))))
         self._taken += 1
         if self._taken % EVERY == 0:
             known = [np.array(sizes)[:-LEFT_OUT] for sizes in self._sizes.values() if len(sizes) >= FEWEST + LEFT_OUT]
             self.is_high = any(correlation_with_next(sizes) >= DEPENDENT for sizes in known)
+            if self.is_high:
+                self._found.append(self._taken)

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.data.data_dependence import correlation_with_next
+from trainsentry.anomaly.rules.data.data_dependence import DataDependence, correlation_with_next
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
@@ -78,11 +78,13 @@ class InputDriftRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._is_float = arrays.layouts.column(bool, of=lambda layout: "float" in layout.dtype)
+        self._data = arrays.shared(DataDependence)
         self._past: dict[int, _Past] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the inputs that have drifted, and suspicions of those that have another size."""
         record = observed.record
+        self._data.note(observed)
         found = []
         for row in rows_where(self._is_input.values[record.where]).tolist():
             series_id, numel = int(record.ids[row]), float(observed.numel[row])
@@ -143,9 +145,10 @@ class InputDriftRule(Rule):
         step = past.samples[PAST + onset][1]
         is_leap = np.abs(np.diff(values[PAST - 1 :])).max() > LEAP * distance
         past.samples.clear()
-        if (
-            is_leap or correlation_with_next(values[:PAST]) >= DEPENDENT_IN_PAST
-        ):  # a policy's observations change with it
+        is_dependent = (
+            self._data.was_high(BETWEEN + NEWEST) or correlation_with_next(values[:PAST]) >= DEPENDENT_IN_PAST
+        )
+        if is_leap or is_dependent:  # a policy's observations change with it
             return []
         now, usual = math.exp(newest.mean()), math.exp(values[:PAST].mean())
         return [Finding(series_id, row, SHIFT, self.name, "norm", now, usual, SCORE, step=step, last_clean=step - 1)]

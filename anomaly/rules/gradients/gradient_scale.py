@@ -11,6 +11,7 @@ from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.scalars.loss_above_start import is_loss
+from trainsentry.anomaly.rules.scalars.rate_changes import RATES, RateChanges
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT, GRADIENT, Series
 from trainsentry.collectors.statistics import NORM, VALUE
@@ -64,11 +65,13 @@ class GradientScaleRule(Rule):
     A loss that is not divided by the micro-steps, a sum in place of a mean, or a scale that is not taken back
     multiplies every gradient by one factor in one step, and leaves that step's loss as it was. What training does
     changes layers differently, over several steps, or shows in the loss first. Found are lasting changes, later. A
-    fall is none: those of a vision transformer fell sixfold in a step of healthy training, with the loss as it was.
+    fall is none: those of a vision transformer fell sixfold in a step of healthy training, with the loss as it was. A
+    growth after the learning rate rose is none: those of an autoencoder grew 2.85-fold a step after its schedule's
+    restart, which makes the rate twenty times larger.
     """
 
     name: ClassVar[str] = "gradient_scale"
-    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_INPUT, "loss", *CHANGED})
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_INPUT, "loss", *CHANGED, *RATES})
     statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -76,6 +79,7 @@ class GradientScaleRule(Rule):
         self._is_loss = arrays.series.column(bool, of=is_loss)
         self._is_declared = arrays.series.column(bool, of=_is_declared)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
+        self._rates = arrays.shared(RateChanges)
         self._usual = arrays.series.column(np.float64, np.nan)
         self._declared = arrays.series.column(np.float64, np.nan)
         self._levels: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
@@ -99,7 +103,8 @@ class GradientScaleRule(Rule):
             self._step, self._loss, self._excused, self._ids, self._logs = record.step, math.nan, False, [], []
             self._size = 0.0
         self._size += float(observed.numel[self._is_input.values[record.where]].sum())
-        self._excused |= record.skipped or self._declares(observed)
+        self._rates.note(record)
+        self._excused |= record.skipped or self._declares(observed) or self._rates.rose_lately(record.step)
         losses = record.values[self._is_loss.values[record.where], VALUE]
         self._loss = float(losses[-1]) if len(losses) else self._loss
         rows = rows_where(self._is_gradient.values[record.where] & (observed.numel >= FEW_ELEMENTS))

@@ -8,8 +8,8 @@ import numpy as np
 from trainsentry.anomaly.anomaly import UPDATE_SIZE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.rate_changes import RATES
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import LEARNING_RATE, OPTIMIZER_RATE
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -18,9 +18,6 @@ SCORE: Final = 60.0
 LEAST_RATIO: Final = 4.0
 """A new rate counts at this multiple of the largest rate so far: warm-ups double it at most, and restarts of a schedule
 return to an earlier rate."""
-
-RATES: Final = (LEARNING_RATE, OPTIMIZER_RATE)
-"""The rate that the training loop logs, and the optimizer's own rate where the loop logs one."""
 
 SAMPLES_BEFORE: Final = 10
 """Samples of the learning rate before a jump counts."""

@@ -7,7 +7,7 @@ from step_records import Records
 from trainsentry.anomaly.baselines.thresholds import ZEROS_JUMP
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.features import features_of
-from trainsentry.collectors.statistics import MEAN, ZEROS
+from trainsentry.collectors.statistics import MEAN, VALUE, ZEROS
 
 GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(10)]
 WEIGHTS = [(f"layers.{i}.weight", "parameter") for i in range(10)]
@@ -113,6 +113,31 @@ def test_a_model_that_has_just_begun_moves_and_one_that_has_settled_does_not():
 
     assert alarms(lambda step: sizes(step, 30), 70) == []
     assert alarms(lambda step: sizes(step, 300), 340)
+
+
+@pytest.mark.parametrize(("fall", "is_found"), [(0.98, False), (1.0, True)])
+def test_what_grows_while_the_loss_falls_begins_to_learn_and_what_grows_alone_does_not(fall, is_found):
+    """The outputs of a vision transformer grew elevenfold over 35 steps while its loss fell by less than a half."""
+    outputs = [(f"layers.{i}.output.0", "activation_output") for i in range(10)]
+
+    def sizes(step):
+        since = min(max(step - 45, 0), 36)
+        return dict.fromkeys(outputs, 1.0) | {outputs[9]: 1.09**since, LOSS: 1.4 * fall**since}
+
+    assert bool(alarms(sizes, 84, swing=0.02)) == is_found
+
+
+@pytest.mark.parametrize(("rate", "is_found"), [(0.1, False), (0.8, True)])
+def test_a_smaller_learning_rate_may_lose_updates_in_rounding(rate, is_found):
+    """Those of a bias ahead of a normalisation, of which three in four were lost before, are all lost."""
+    updates, taken = [(f"layers.{i}.weight", "update") for i in range(10)], ("learning_rate", "learning_rate")
+
+    def change(step, records, record):
+        record.values[0, ZEROS] = 0.75 if step < 70 else 1.0
+        record.values[-1, VALUE] = 1.0 if step < 70 else rate
+
+    found = alarms(lambda step: dict.fromkeys(updates, 1.0 if step < 70 else rate) | {taken: 1.0}, 90, change)
+    assert bool(found) == is_found
 
 
 def test_an_update_that_fades_is_no_fault_and_one_that_grows_is():

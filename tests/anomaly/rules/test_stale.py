@@ -83,6 +83,22 @@ def test_the_state_of_an_expert_that_had_no_tokens_for_some_steps_is_quiet(alone
     assert judged(alone(StaleRule, records.table), records, range(100), idle) == []
 
 
+@pytest.mark.parametrize(("size", "is_told"), [(1e-5, False), (1e-3, True)])
+def test_a_sum_of_squares_may_rest_while_all_of_them_are_lost_in_rounding(alone, judged, size, is_told):
+    """Adagrad's sum of 0.015 is the same after a square of 1e-10, not after one of 1e-6."""
+    sums = [(f"layers.{i}.weight", "sum") for i in range(4)]
+
+    def little(step):
+        """The sum of one parameter rests while its gradient is small."""
+        low = 60 <= step < 64
+        found = moving(step) | {key: 0.015 * (1 + step + i) for i, key in enumerate(sums)}
+        return found | ({GRADIENTS[1]: size * noise(step, 9), sums[1]: 0.015} if low else {})
+
+    records = Records()
+    found = judged(alone(StaleRule, records.table), records, range(80), little)
+    assert [records.table.series[f.series_id].quantity for f in found] == (["sum"] if is_told else [])
+
+
 def test_what_never_moved_or_repeats_by_design_is_quiet(alone, judged):
     records = Records()
     rule = alone(StaleRule, records.table)

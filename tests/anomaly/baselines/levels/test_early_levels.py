@@ -9,17 +9,19 @@ from trainsentry.collectors.statistics import MEAN
 
 OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
 GRADIENTS = [(f"blocks.{i}.fc.weight", "gradient") for i in range(8)]
-LOSS = ("loss", "loss")
+LOSS, DATA = ("loss", "loss"), ("input.0", "activation_input")
 EVERY = 10
 """Steps between two samples of activations, as by default."""
 
 
 def told(
-    size, *, at=93, mean=0.0, loss=1.0, steps=130, every=EVERY, seed=0, start=0, until=10**6, dense=(), known=None
-):
+    size, *, at=93, mean=0.0, loss=1.0, steps=130, every=EVERY, seed=0, start=0, until=10**6, dense=(), known=None,
+    block=0,
+):  # fmt: skip
     """Return the alarms of a run in which an output has another size and mean from a step on, as has the loss.
 
-    In the steps `dense` it is sampled too. `known` is the detection of the run that it goes on from.
+    In the steps `dense` it is sampled too. `known` is the detection of the run that it goes on from. Data are given
+    whose size is the same in `block` steps each, none for 0.
     """
     records, random, found = Records(), np.random.default_rng(seed), []
     detection = Detection(records.table)
@@ -29,10 +31,14 @@ def told(
         sizes = dict.fromkeys(GRADIENTS, 1.0) | {LOSS: loss if step >= at else 1.0}
         if step % every == 0 or step in dense:
             sizes |= dict.fromkeys(OUT, 1.0) | {OUT[3]: size if at <= step < until else 1.0}
+        if block:
+            sizes[DATA] = float(np.exp(0.1 * np.random.default_rng([seed, step // block]).standard_normal()))
         noisy = {key: each * float(np.exp(0.02 * random.standard_normal())) for key, each in sizes.items()}
         record = records.step(step, noisy)
         if OUT[3] in sizes:
-            record.values[-len(OUT) + 3, MEAN] = (mean if step >= at else 0.0) + 0.005 * random.standard_normal()
+            record.values[list(sizes).index(OUT[3]), MEAN] = (
+                mean if step >= at else 0.0
+            ) + 0.005 * random.standard_normal()
         found += [(a.name, a.quantity, a.step, a.last_clean) for a in detection.judge(record) if a.alarm]
     told.detection = detection
     return [each for each in found if each[1] == "activation_output"]
@@ -74,3 +80,10 @@ def test_a_range_of_an_earlier_run_is_no_short_past():
 def test_samples_of_steps_in_a_row_are_no_past_yet():
     """A model that begins to learn changes within steps."""
     assert told(1.7, at=25, every=1, steps=40) == []
+
+
+@pytest.mark.parametrize(("block", "is_told"), [(1, True), (4, False)])
+def test_what_a_policy_gives_changes_with_what_it_observes(block, is_told):
+    """Four updates use each rollout, and an output of the policy fell to a half as it learned."""
+    assert bool(told(0.6, block=block)) == is_told
+    assert told(0.1, block=block)

@@ -38,6 +38,35 @@ def test_a_level_that_is_far_away_is_told_all_the_same():
     assert OUT[3][0] in run(4, {OUT[3]: 100.0})
 
 
+@pytest.mark.parametrize(("blocks", "told"), [((4, 1), False), ((1, 1), True)])
+@pytest.mark.parametrize("rate", [0.5, 0.94])
+def test_what_a_settled_policy_observes_may_change_again(blocks, told, rate):
+    """Its observations were alike for sixty steps; then they leap, or leave their range step by step."""
+    records, random, found = Records(), np.random.default_rng(0), []
+    detection, size = Detection(records.table), 1.0
+    for step in range(AT + 40):
+        if step % blocks[step >= AT - 60] == 0:
+            size = float(np.exp(0.05 * random.standard_normal()))
+        changed = 1.0 if step < AT else 0.5 if rate == 0.5 else max(rate ** (step - AT), 0.2)
+        found += [a for a in detection.judge(records.step(step, {DATA: size * changed})) if a.alarm]
+    assert bool(found) == told
+
+
+@pytest.mark.parametrize(("block", "told"), [(1, True), (4, False)])
+def test_a_gradient_of_a_critic_may_fall_with_its_rollout_though_clipping_held_it(block, told):
+    gradients = [(f"blocks.{i}.fc.weight", "gradient") for i in range(8)]
+    records, random, found = Records(), np.random.default_rng(0), []
+    detection, size = Detection(records.table), 1.0
+    for step in range(AT + 8):
+        if step % block == 0:
+            size = float(np.exp(0.1 * random.standard_normal()))
+        noise = lambda: float(np.exp(0.05 * random.standard_normal()))  # noqa: E731
+        sizes = {DATA: size} | {key: noise() for key in gradients}
+        sizes[gradients[3]] *= 0.2 if step >= AT else 1.0
+        found += [a for a in detection.judge(records.step(step, sizes)) if a.alarm and step >= AT]
+    assert bool(found) == told
+
+
 def test_shuffled_data_and_one_batch_again_and_again_are_not_dependent():
     random = np.random.default_rng(0)
     shuffled = [correlation_with_next(random.standard_normal(SAMPLES)) for _ in range(300)]

@@ -39,3 +39,16 @@ def test_a_growth_with_inputs_of_another_size_is_not_told_of(alone, lengths, is_
         record.layouts[0] = records.table.layout_id(Layout((length,), "int64", length))
         found += judge(record)
     assert [f.step for f in found] == ([at] if is_told else [])
+
+
+@pytest.mark.parametrize(("rate_before", "is_told"), [(0.05, False), (0.9, True), (1.0, True)])
+def test_a_growth_after_the_learning_rate_rose_is_not_told_of(alone, judged, rate_before, is_told):
+    """A restart of a schedule makes the rate twenty times larger, and the gradients with the next step."""
+    records, at = Records(), YOUNG + 20
+    sizes = growing(at)
+
+    def with_rate(step):
+        return {("learning_rate", "learning_rate"): 1.0 if step >= at - 1 else rate_before, **sizes(step)}
+
+    found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), with_rate)
+    assert [f.step for f in found] == ([at] if is_told else [])
