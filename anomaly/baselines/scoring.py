@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly.baselines.baseline import GROUP_WEIGHT, LOCATION, NEWEST, SCALE, UP, Baseline
+from trainsentry.anomaly.baselines.baseline import GROUP_WEIGHT, LEAST_SCALE, LOCATION, NEWEST, SCALE, UP, Baseline
 from trainsentry.anomaly.baselines.common_changes import CommonChanges, ScoredRecord, shared
 from trainsentry.anomaly.baselines.learned_loss import LearnedLoss
 from trainsentry.anomaly.baselines.negligible import Negligible
@@ -36,9 +36,14 @@ LOSS_REMEMBERED: Final = 32
 
 FALLS: Final = 8
 LEARNS: Final = 3.0
+LEAVES: Final = 1.0
+PLATEAU: Final = 0.7
 """Newest losses whose middle fall, times this, lets sizes change in addition while they drift: as a model begins to
 learn, its loss falls less than what it is computed from grows. The outputs of a vision transformer grew elevenfold over
-40 steps while its loss fell by a third, and those of a denoiser as much while it fell by a quarter."""
+40 steps while its loss fell by a third, and those of a denoiser as much while it fell by a quarter. Where a loss leaves
+the plateau of a guess, the first falls are small, but far beyond its swings: as its middle one goes from one to two of
+its deviations below, sizes may come to change by a factor of two in addition. The cells of a recurrent net grew
+sevenfold over 20 steps while its loss fell by a twentieth, three of its deviations."""
 
 WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
 WEIGHT_OF_COMMON: Final = 0.1
@@ -57,7 +62,7 @@ class Scoring:
         self.step_noise = StepNoise()
         self.learned_loss = LearnedLoss()
         self._last_fallen = 0.0, 0
-        self._falls: deque[float] = deque(maxlen=FALLS)
+        self._falls: deque[tuple[float, float]] = deque(maxlen=FALLS)
         self._spikes: dict[int, ScoreTail] = {}
         self._drifts: dict[int, ScoreTail] = {}
         self.common = CommonChanges(self.groups)
@@ -188,9 +193,7 @@ class Scoring:
 
     def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any, learned: Floats) -> Floats:
         held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
-        if self.groups.is_loss[ids].any():
-            self._falls.append(fallen)
-        learns = LEARNS * statistics.median(self._falls) if self._falls and self._last_fallen[1] > 0 else 0.0
+        learns = self._learns(ids, state, distance)
         least = least_drifts(held, scalar) + np.where(scalar, fallen, max(fallen, learns)) + learned
         down = np.maximum(least, self.groups.least_fall[ids] + fallen)
         down[self.groups.may_fade[ids]] = np.inf
@@ -199,6 +202,18 @@ class Scoring:
         drift[young] = 0.0
         state[UP:, :, young] = 0.0
         return drift
+
+    def _learns(self, ids: Any, state: Floats, distance: Floats) -> float:
+        """Take in the losses of a record; return how far a size may drift in addition, as the model learns."""
+        losses = rows_where(self.groups.is_loss[ids])
+        if len(losses):
+            falls = -distance[0, losses]
+            in_deviations = falls / np.maximum(state[SCALE, 0, losses], LEAST_SCALE)
+            self._falls.append((float(falls.max()), float(in_deviations.max())))
+        if not self._falls or self._last_fallen[1] <= 0:
+            return 0.0
+        fall, deviations = (statistics.median(each) for each in zip(*self._falls, strict=True))
+        return float(max(LEARNS * fall, PLATEAU * min(max(deviations - LEAVES, 0.0), 1.0)))
 
     def _fallen(self, ids: Any, distance: Floats) -> float:
         """Return how far the loss is below its location, in log units.

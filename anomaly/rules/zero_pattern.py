@@ -134,7 +134,7 @@ class ZeroPatternRule(Rule):
         self._steady_at.values[ids[~differs]] = step
         low[ids] = np.where(begins, share, np.where(steady, np.minimum(low[ids], share), low[ids]))
         high[ids] = np.where(begins, share, np.where(steady, np.maximum(high[ids], share), high[ids]))
-        changed: Mask = other[ids] >= CONFIRMED
+        changed: Mask = (other[ids] >= CONFIRMED) & ~self._varies.values[ids]
         return changed
 
     def _finding(self, row: int, series_id: int, share: float) -> Finding:

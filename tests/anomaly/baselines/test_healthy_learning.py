@@ -127,6 +127,23 @@ def test_what_grows_while_the_loss_falls_begins_to_learn_and_what_grows_alone_do
     assert bool(alarms(sizes, 84, swing=0.02)) == is_found
 
 
+@pytest.mark.parametrize(("fall", "is_found"), [(0.998, False), (1.0, True)])
+def test_a_loss_that_leaves_its_plateau_falls_little_at_first(fall, is_found):
+    """The cells of a recurrent net grew sevenfold while its loss fell by a twentieth, far beyond its swings."""
+    cells = [(f"layers.{i}.output.1", "activation_output") for i in range(10)]
+    draw = np.random.default_rng(1)
+
+    def since(step):
+        return min(max(step - 45, 0), 36)
+
+    def lower(step, records, record):
+        loss = 4.16 * fall ** since(step) * (1 + 0.002 * draw.standard_normal())
+        record.values[-1] = records.row(loss, True)
+
+    grow = lambda step: dict.fromkeys(cells, 1.0) | {cells[9]: 1.08 ** since(step), LOSS: 1.0}  # noqa: E731
+    assert bool(alarms(grow, 84, lower, swing=0.02)) == is_found
+
+
 @pytest.mark.parametrize(("rate", "is_found"), [(0.1, False), (0.8, True)])
 def test_a_smaller_learning_rate_may_lose_updates_in_rounding(rate, is_found):
     """Those of a bias ahead of a normalisation, of which three in four were lost before, are all lost."""
