@@ -92,7 +92,8 @@ class Scoring:
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         learned = self._learned(rows.ids, location[0], features[0])
         score, best = self._spikes_of(rows, distance, jump, unit, scalar, learned)
-        drift = self._drift(ids, state, distance, unit, scalar, learned)
+        learns = self._learns(ids, state, distance, judged)
+        drift = self._drift(ids, state, distance, unit, scalar, learned, learns)
         found = ScoredRecord(
             features=features,
             floor=floor,
@@ -191,9 +192,10 @@ class Scoring:
             self.learned_loss.note(which, size[losses].tolist())
         return below
 
-    def _drift(self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any, learned: Floats) -> Floats:
+    def _drift(
+        self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any, learned: Floats, learns: float
+    ) -> Floats:
         held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
-        learns = self._learns(ids, state, distance)
         least = least_drifts(held, scalar) + np.where(scalar, fallen, max(fallen, learns)) + learned
         down = np.maximum(least, self.groups.least_fall[ids] + fallen)
         down[self.groups.may_fade[ids]] = np.inf
@@ -203,11 +205,14 @@ class Scoring:
         state[UP:, :, young] = 0.0
         return drift
 
-    def _learns(self, ids: Any, state: Floats, distance: Floats) -> float:
-        """Take in the losses of a record; return how far a size may drift in addition, as the model learns."""
+    def _learns(self, ids: Any, state: Floats, distance: Floats, judged: Any) -> float:
+        """Take in the losses of a record; return how far a size may drift in addition, as the model learns.
+
+        A loss that is not judged, as it crosses zero, tells of no learning.
+        """
         losses = rows_where(self.groups.is_loss[ids])
         if len(losses):
-            falls = -distance[0, losses]
+            falls = np.where(judged[losses], -distance[0, losses], 0.0)
             in_deviations = falls / np.maximum(state[SCALE, 0, losses], LEAST_SCALE)
             self._falls.append((float(falls.max()), float(in_deviations.max())))
         if not self._falls or self._last_fallen[1] <= 0:

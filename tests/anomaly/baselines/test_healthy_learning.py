@@ -144,6 +144,19 @@ def test_a_loss_that_leaves_its_plateau_falls_little_at_first(fall, is_found):
     assert bool(alarms(grow, 84, lower, swing=0.02)) == is_found
 
 
+def test_a_loss_that_crosses_zero_tells_of_no_learning():
+    """As that of a policy gradient: its size is a thousandth whenever it is near zero."""
+    outputs = [(f"layers.{i}.output.0", "activation_output") for i in range(10)]
+    draw = np.random.default_rng(1)
+
+    def crosses(step, records, record):
+        loss = draw.choice([-1, 1]) * (1.0 if step < 45 or step % 6 == 0 else 1e-3)
+        record.values[-1] = records.row(loss, True)
+
+    grow = lambda step: dict.fromkeys(outputs, 1.0) | {outputs[9]: 1.09 ** min(max(step - 45, 0), 36), LOSS: 1.0}  # noqa: E731
+    assert alarms(grow, 84, crosses, swing=0.02)
+
+
 @pytest.mark.parametrize(("rate", "is_found"), [(0.1, False), (0.8, True)])
 def test_a_smaller_learning_rate_may_lose_updates_in_rounding(rate, is_found):
     """Those of a bias ahead of a normalisation, of which three in four were lost before, are all lost."""
