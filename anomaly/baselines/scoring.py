@@ -14,7 +14,7 @@ from trainsentry.anomaly.baselines.row_scores import OUTLIER, drift_scores, leas
 from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, ScoreTail
 from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, RowsByGroup, SeriesGroups
 from trainsentry.anomaly.baselines.step_noise import StepNoise
-from trainsentry.anomaly.features import FEATURES, SIZES, features_of
+from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, SIZES, features_of
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
 
@@ -27,6 +27,10 @@ tensor's own, so that a bias of four elements may vanish once."""
 
 GROWN: Final = 64
 """Samples after which a series' own deviation is used alone, without that of its group."""
+
+MEANS_AFTER: Final = 32
+"""Records before the mean of a tensor counts: as a model begins to learn it gives the outputs another sign. Those of a
+wide net had one at step 16."""
 
 DRIFT_WARM_UP: Final = 40
 """Samples before a drift counts: a young model drifts everywhere."""
@@ -61,6 +65,7 @@ class Scoring:
         self.baseline = Baseline(arrays.series)
         self.step_noise = StepNoise()
         self.learned_loss = LearnedLoss()
+        self._records = 0
         self._last_fallen = 0.0, 0
         self._falls: deque[tuple[float, float]] = deque(maxlen=FALLS)
         self._spikes: dict[int, ScoreTail] = {}
@@ -71,6 +76,7 @@ class Scoring:
         self, ids: Any, columns: Floats, numel: Floats, scalar: Any, divisor: Floats, judged: Any
     ) -> ScoredRecord:
         """Return the scores of rows; `judged` masks those that may be called abnormal."""
+        self._records += 1
         self.groups.columns.grow()
         self._negligible.refresh(self.baseline)
         self._last_fallen = self._last_fallen[0], self._last_fallen[1] - 1
@@ -178,7 +184,10 @@ class Scoring:
         own = np.maximum(self.step_noise.deviations(ids[rows].tolist()), self.groups.floor[0, ids[rows]])
         own += self.groups.young[ids[rows]] / np.maximum(self.baseline.count[ids[rows]], 1)
         unit[:SIZES, rows] = np.minimum(kept, own)
-        found = spike_scores(distance, jump, unit, self.groups.jump[:, where] + learned, least_fall)
+        least = self.groups.jump[:, where] + learned
+        if self._records <= MEANS_AFTER:
+            least[MEAN_FEATURE] = np.inf
+        found = spike_scores(distance, jump, unit, least, least_fall)
         unit[:SIZES, rows] = kept
         return found
 
@@ -274,7 +283,8 @@ class Scoring:
         }
 
     def load_groups(self, saved: dict[str, Any]) -> None:
-        """Restore the saved tails and common changes."""
+        """Restore the saved tails and common changes: the run is no young one."""
+        self._records = MEANS_AFTER
         self.common.load(saved)
         for name in saved["kinds"]:
             number = self.groups.number(name)
