@@ -115,6 +115,11 @@ class Baseline:
         self.count[ids] = 0
         self.outliers[ids] = 0
 
+    def forget(self, ids: Any, feature: int) -> None:
+        """Forget one feature of series, and take their next sample as its level."""
+        for part in (LOCATION, NEWEST):
+            self.state[part, feature, ids] = np.nan
+
     def saved(self, size: int) -> dict[str, Any]:
         """Return the first `size` series as plain data."""
         return {

@@ -72,9 +72,9 @@ class KnownChanges:
         return self._step == self._rates.risen_at
 
     @property
-    def rate_has_fallen(self) -> bool:
-        """Whether the last record holds a learning rate that is far below the one before."""
-        return self._step == self._rates.fallen_at
+    def rate(self) -> float:
+        """The learning rate, 1 where none is known."""
+        return self._factor[LEARNING_RATE]
 
     def note(self, record: StepRecord) -> bool:
         """Take in the scalars of a record; return whether the user declared a change, or made one on purpose.

@@ -16,6 +16,7 @@ from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
 from trainsentry.anomaly.baselines.whole_zeros import WholeZeros
+from trainsentry.anomaly.features import ZEROS_FEATURE
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed
@@ -53,6 +54,11 @@ FLAG_P: Final = 2e-3
 """p-value at which a logged scalar is listed by itself, however many tensors there are: people look at the loss and the
 gradient norm first, and these lead a divergence by steps."""
 
+
+LOST_BELOW: Final = 2.0
+RATE_FADES: Final = 0.9
+"""Factor by which the learning rate has fallen since an update was sampled where more of it may be lost in rounding,
+and what is left of the older, larger rates from one sample to the next."""
 
 _NUMBERS: Final = frozenset({"int64", "int32", "int16"})
 """Dtypes of inputs whose elements are numbers of tokens or of classes: their mean says little. Labels that are padded
@@ -121,6 +127,7 @@ class OutlierDetector:
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
+        self._rate_of = arrays.series.column(np.float64, np.nan)  # of an update's samples so far, mostly of the newest
         self._most_zeros = arrays.series.column(np.float64, np.nan)
         self._holds_numbers = arrays.layouts.column(bool, of=lambda layout: layout.dtype in _NUMBERS)
         self._surprises: dict[str, Surprises] = {}
@@ -154,8 +161,7 @@ class OutlierDetector:
         is_declared = self._known.note(record)
         if is_declared:
             self.scoring.expect_change()
-        if self._known.rate_has_fallen:  # rounding takes more of the updates
-            self.scoring.baseline.reset(record.ids[self._is_update.values[record.where]])
+        self._expect_lost_updates(record.ids[self._is_update.values[record.where]])
         self._expect_levels(may_all_change=is_declared or self._known.is_resized(observed))
         divisor = self._known.divisors(record)
         in_a_row, columns = self.scoring.baseline.outliers[record.where], finite_columns(record)
@@ -198,6 +204,13 @@ class OutlierDetector:
         if may_all_change or self._known.rate_has_risen:
             self._loss_level.reset()
             self._levels.reset(slice(None))
+
+    def _expect_lost_updates(self, ids: Any) -> None:
+        """Forget the shares of zeros of updates at a far larger learning rate: rounding takes more of smaller ones."""
+        rate, known = self._known.rate, self._rate_of.values
+        fell = rate * LOST_BELOW <= known[ids]
+        self.scoring.baseline.forget(ids[fell], ZEROS_FEATURE)
+        known[ids] = np.where(fell, rate, np.fmax(rate, RATE_FADES * known[ids]))
 
     def _changed_sign(self, record: StepRecord, scalar: Mask) -> Mask:
         """Return which rows are of scalars that have been negative and positive, shape (n,): size means nothing there.

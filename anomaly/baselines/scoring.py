@@ -29,8 +29,8 @@ GROWN: Final = 64
 """Samples after which a series' own deviation is used alone, without that of its group."""
 
 MEANS_AFTER: Final = 32
-"""Records before the mean of a tensor counts: as a model begins to learn it gives the outputs another sign. Those of a
-wide net had one at step 16."""
+"""Records before the mean of what a model computes, or of its weights, counts: as it begins to learn it gives outputs
+and biases another sign. The output of a wide net had one at step 16."""
 
 DRIFT_WARM_UP: Final = 40
 """Samples before a drift counts: a young model drifts everywhere."""
@@ -40,14 +40,15 @@ LOSS_REMEMBERED: Final = 32
 
 FALLS: Final = 8
 LEARNS: Final = 3.0
+MOST_LEARNT: Final = 2.3
 LEAVES: Final = 1.0
 PLATEAU: Final = 0.7
-"""Newest losses whose middle fall, times this, lets sizes change in addition while they drift: as a model begins to
-learn, its loss falls less than what it is computed from grows. The outputs of a vision transformer grew elevenfold over
-40 steps while its loss fell by a third, and those of a denoiser as much while it fell by a quarter. Where a loss leaves
-the plateau of a guess, the first falls are small, but far beyond its swings: as its middle one goes from one to two of
-its deviations below, sizes may come to change by a factor of two in addition. The cells of a recurrent net grew
-sevenfold over 20 steps while its loss fell by a twentieth, three of its deviations."""
+"""Newest losses whose middle fall, times this, lets sizes rise in addition while they drift, up to tenfold: as a model
+begins to learn, its loss falls less than what it is computed from grows. The outputs of a vision transformer grew
+elevenfold over 40 steps while its loss fell by a third, and those of a denoiser as much while it fell by a quarter.
+Where a loss leaves the plateau of a guess, the first falls are small, but far beyond its swings: as its middle one goes
+from one to two of its deviations below, sizes may come to rise by a factor of two in addition. The cells of a recurrent
+net grew sevenfold over 20 steps while its loss fell by a twentieth, three of its deviations."""
 
 WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
 WEIGHT_OF_COMMON: Final = 0.1
@@ -186,7 +187,7 @@ class Scoring:
         unit[:SIZES, rows] = np.minimum(kept, own)
         least = self.groups.jump[:, where] + learned
         if self._records <= MEANS_AFTER:
-            least[MEAN_FEATURE] = np.inf
+            least[MEAN_FEATURE, ~self.groups.is_model_input[where]] = np.inf
         found = spike_scores(distance, jump, unit, least, least_fall)
         unit[:SIZES, rows] = kept
         return found
@@ -205,17 +206,18 @@ class Scoring:
         self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any, learned: Floats, learns: float
     ) -> Floats:
         held, fallen = self.baseline.count[ids], self._fallen(ids, distance)
-        least = least_drifts(held, scalar) + np.where(scalar, fallen, max(fallen, learns)) + learned
+        least = least_drifts(held, scalar) + fallen + learned
+        up = least + np.where(scalar, 0.0, max(learns - fallen, 0.0))
         down = np.maximum(least, self.groups.least_fall[ids] + fallen)
         down[self.groups.may_fade[ids]] = np.inf
-        drift: Floats = drift_scores(state, distance, unit, (least, down))
+        drift: Floats = drift_scores(state, distance, unit, (up, down))
         young = (held < DRIFT_WARM_UP) | ~self.groups.drifts[ids]
         drift[young] = 0.0
         state[UP:, :, young] = 0.0
         return drift
 
     def _learns(self, ids: Any, state: Floats, distance: Floats, judged: Any) -> float:
-        """Take in the losses of a record; return how far a size may drift in addition, as the model learns.
+        """Take in the losses of a record; return how far a size may rise in addition, as the model learns.
 
         A loss that is not judged, as it crosses zero, tells of no learning.
         """
@@ -223,11 +225,11 @@ class Scoring:
         if len(losses):
             falls = np.where(judged[losses], -distance[0, losses], 0.0)
             in_deviations = falls / np.maximum(state[SCALE, 0, losses], LEAST_SCALE)
-            self._falls.append((float(falls.max()), float(in_deviations.max())))
+            self._falls.append((float(falls.mean()), float(in_deviations.mean())))  # of all micro-steps alike
         if not self._falls or self._last_fallen[1] <= 0:
             return 0.0
         fall, deviations = (statistics.median(each) for each in zip(*self._falls, strict=True))
-        return float(max(LEARNS * fall, PLATEAU * min(max(deviations - LEAVES, 0.0), 1.0)))
+        return float(max(min(LEARNS * fall, MOST_LEARNT), PLATEAU * min(max(deviations - LEAVES, 0.0), 1.0)))
 
     def _fallen(self, ids: Any, distance: Floats) -> float:
         """Return how far the loss is below its location, in log units.
@@ -277,14 +279,15 @@ class Scoring:
             "leaps": self.step_noise.saved(),
             "loss_starts": self.learned_loss.saved(),
             "kinds": names,
+            "records": min(self._records, MEANS_AFTER),
             **self.common.saved(),
             "spikes": {names[n]: t.saved() for n, t in self._spikes.items()},
             "drifts": {names[n]: t.saved() for n, t in self._drifts.items()},
         }
 
     def load_groups(self, saved: dict[str, Any]) -> None:
-        """Restore the saved tails and common changes: the run is no young one."""
-        self._records = MEANS_AFTER
+        """Restore the saved tails and common changes."""
+        self._records = saved.get("records", MEANS_AFTER)
         self.common.load(saved)
         for name in saved["kinds"]:
             number = self.groups.number(name)

@@ -44,6 +44,7 @@ class SeriesGroups:
         self._falls_with_loss = series.column(bool, of=lambda s: least_fall_of(s) > 0 and not s.scalar)
         self._drifts = series.column(bool, of=lambda s: not s.is_state)
         self._is_loss = series.column(bool, of=lambda s: s.scalar and s.name == "loss")
+        self._is_model_input = series.column(bool, of=lambda s: s.is_model_input)
         self._may_fade = series.column(bool, of=lambda s: s.quantity == UPDATE or (s.scalar and s.name == "loss"))
 
     @property
@@ -55,6 +56,11 @@ class SeriesGroups:
     def floor(self) -> Floats:
         """Least deviation of each feature, shape (features, series)."""
         return self._floor.values
+
+    @property
+    def is_model_input(self) -> Mask:
+        """Whether a series is data."""
+        return self._is_model_input.values
 
     @property
     def jump(self) -> Floats:

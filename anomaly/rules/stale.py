@@ -48,9 +48,6 @@ BUFFER_REPEATS: Final = 5
 LEAST_ELEMENTS: Final = 4
 """Elements of a tensor that is judged, where it is no input: those of small inputs, as of labels, repeat by chance."""
 
-EXACT: Final = frozenset({"float32", "float64"})
-"""Dtypes of state that is judged: in narrower ones an average stops when its changes are below their resolution."""
-
 MOVING_PEERS: Final = 0.5
 """Share of a quantity's other series that must move: where none does, nothing was computed or nothing was updated."""
 
@@ -61,9 +58,12 @@ MAY_REST: Final = frozenset({STEP_COUNTER, "max_exp_avg_sq", "step_size"})
 """State that is not judged: counts of steps, largest values so far (amsgrad), and step sizes between bounds (Rprop)."""
 
 SUMS_OF_SQUARES: Final = frozenset({"sum", "accum"})
-RESOLUTION: Final = 2.0**-23
-"""State that adds up squares of gradients (Adagrad), and the least square, as a share of the largest sum, that is sure
-to change it in float32: an expert that gets next to nothing has smaller ones for some steps."""
+"""State that adds up squares of gradients (Adagrad)."""
+
+RESOLUTION: Final = {"float32": 2.0**-23, "float64": 2.0**-52}
+"""Dtypes of state that is judged, as in narrower ones an average stops when its changes are below their resolution; a
+square of at least this share of the largest sum changes that sum. An expert that gets next to nothing has smaller ones
+for some steps."""
 
 _TOLD: Final = -(2**30)
 """Stands in place of the number of repetitions of a stretch that was reported."""
@@ -90,7 +90,8 @@ class StaleRule(Rule):
         self._kind = arrays.series.column(np.int8, of=_kind)
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._owners: dict[str, int] = {}
-        self._is_exact = arrays.layouts.column(bool, of=lambda layout: layout.dtype in EXACT)
+        self._is_exact = arrays.layouts.column(bool, of=lambda layout: layout.dtype in RESOLUTION)
+        self._resolution = arrays.layouts.column(np.float64, of=lambda layout: RESOLUTION.get(layout.dtype, 0.0))
         self._last = arrays.series.column(np.int64)
         self._varied = arrays.series.column(np.int32)
         self._repeats = arrays.series.column(np.int32)
@@ -115,7 +116,7 @@ class StaleRule(Rule):
         if not len(rows):
             return []
         ids, kinds = record.ids[rows].astype(np.int64), kinds[rows]
-        same = self._follow(ids, values[rows], record.step)
+        same = self._follow(ids, values[rows], self._resolution.values[record.layouts[rows]], record.step)
         repeats = self._repeats.values[ids]
         fewest = np.where(observed.numel[rows] < MANY_ELEMENTS, np.maximum(_REPEATS[kinds], REPEATS), _REPEATS[kinds])
         inputs = rows_where(kinds == _INPUT)
@@ -139,24 +140,28 @@ class StaleRule(Rule):
         record = observed.record
         if record.step != self._step:
             self._had_gradient.update(dict.fromkeys(self._with_gradient, self._step))
+            if record.step < self._step:  # the run has gone back
+                self._squares.clear()
             for owner, square in self._with_gradient.items():
                 self._squares[owner] = max(self._squares.get(owner, 0.0), square)
             self._step = record.step
             self._with_gradient.clear()
         rows = rows_where((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
         largest = np.abs(record.values[rows][:, [MIN, MAX]]).max(axis=1) ** 2
-        self._with_gradient.update(zip(self._owner.values[record.ids[rows]].tolist(), largest.tolist(), strict=True))
+        for owner, square in zip(self._owner.values[record.ids[rows]].tolist(), largest.tolist(), strict=True):
+            self._with_gradient[owner] = max(self._with_gradient.get(owner, 0.0), square)
 
-    def _follow(self, ids: Integers, values: npt.NDArray[np.float64], step: int) -> Mask:
+    def _follow(self, ids: Integers, values: npt.NDArray[np.float64], resolution: Floats, step: int) -> Mask:
         """Take in the statistics of series; return which are those of the sample before.
 
+        `resolution` is the least square that changes a sum of squares, as a share of its largest element, shape (n,).
         State that had no gradient since then rests by right, and counts neither as moved nor as repeated.
         """
         last, repeats, longest = self._last.values, self._repeats.values, self._longest.values
         prints = fingerprints(values)
         same: Mask = prints == last[ids]
-        unmoved = zip(ids[same].tolist(), values[same, MAX].tolist(), strict=True)
-        moved, still = ids[~same], np.array([i for i, most in unmoved if not self._rests(i, most)], np.int64)
+        unmoved = zip(ids[same].tolist(), (resolution * values[:, MAX])[same].tolist(), strict=True)
+        moved, still = ids[~same], np.array([i for i, least in unmoved if not self._rests(i, least)], np.int64)
         for owner in self._owner.values[moved[self._adds_squares.values[moved]]].tolist():
             self._squares.pop(owner, None)
         longest[moved] = np.maximum(longest[moved], repeats[moved])
@@ -167,15 +172,15 @@ class StaleRule(Rule):
         last[ids], self._sampled.values[ids] = prints, step
         return same
 
-    def _rests(self, series_id: int, largest: float) -> bool:
+    def _rests(self, series_id: int, least: float) -> bool:
         """Whether a series is state of a parameter without a gradient since its last sample.
 
-        A sum of squares, whose largest is given, rests too where all of them since it moved are lost in rounding.
+        A sum of squares rests too where all of them, since it moved, are below the `least` that changes it.
         """
         if self._kind.values[series_id] != _STATE:
             return False
         owner = int(self._owner.values[series_id])
-        if self._adds_squares.values[series_id] and self._squares.get(owner, 0.0) < RESOLUTION * largest:
+        if self._adds_squares.values[series_id] and self._squares.get(owner, 0.0) < least:
             return True
         return self._had_gradient.get(owner, -1) < int(self._sampled.values[series_id])
 

@@ -13,7 +13,7 @@ from trainsentry.anomaly.baselines.known_changes import has_left
 from trainsentry.anomaly.baselines.levels.early_levels import early_levels
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
-from trainsentry.anomaly.features import FEATURES, SIZES, as_statistic
+from trainsentry.anomaly.features import FEATURES, SIZES, ZEROS_SLACK, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed
@@ -32,11 +32,12 @@ NARROWEST: Final = (0.05, 0.02, 0.02, 0.1)
 NARROWEST_OF_GRADIENT: Final = (0.1, 0.1, 0.02, 0.1)
 ZEROS_BELOW_A_RISE: Final = 1.5
 ZEROS_ABOVE_A_FALL: Final = 1.0
+FEW_ZEROS: Final = math.log((0.1 + ZEROS_SLACK) / (0.9 + ZEROS_SLACK))
 """Least width of a range, by feature in the order of `FEATURES`: 5 % of a largest magnitude, 2 % of a norm, 0.02 of
 mean ÷ root mean square, a tenth of the odds of zeros. A range of values that hardly move has no width of its own.
 Clipping holds the largest gradient near the bound, however it moves, so that a tenth is asked of it. A silent unit more
-is no fault, so a share of zeros must rise further: from none to a sixth. Nor is one that wakes: a share must fall from
-a sixteenth to none."""
+is no fault, so a share of zeros must rise further: from none to a sixth. Nor is one that wakes: a share below a tenth
+must fall to none from a fifteenth after a hundred samples, and from a twentieth after a thousand."""
 
 _OF_ACTIVATIONS: Final = (1.2, 1.0, 1.5, 0.7)
 _OF_THEIR_GRADIENTS: Final = (2.0, 1.5, np.inf, 0.8)
@@ -58,8 +59,8 @@ falls with the number of samples."""
 
 TIMES_DEPENDENT: Final = 4.0
 """Factor of these bounds where the data of a step depend on those of the step before: three samples are hardly more
-than one then. In 36 healthy runs of a policy that four updates teach by each rollout, inputs and activations came to
-3.5."""
+than one then. In 36 healthy runs of a policy that four updates teach by each rollout, activations came to 3.5. What
+enters modules has no bounds then, and for a while after."""
 
 DEVIATIONS: Final = 4.0
 """Deviations in the width of a range of some 36 normal numbers (Tippett, "On the extreme individuals and the range of
@@ -178,10 +179,11 @@ class LevelShifts:
 
     def _early(self, observed: Observed, ids: Any, rows: Any, loss: LossLevel) -> list[Finding]:
         """Return the activations that are far beyond the few samples known of them, by the first one beyond."""
-        followed = self._is_forward.values[ids]
+        is_dependent = self._data.was_high()
+        followed = self._is_forward.values[ids] & ~(is_dependent & self._enters.values[ids])
         if not followed.any():
             return []
-        times = TIMES_DEPENDENT if self._data.was_high() else 1.0
+        times = TIMES_DEPENDENT if is_dependent else 1.0
         narrowest = self._narrowest.values[:, ids]
         found = early_levels(self._range, ids, followed, narrowest, loss.is_worse_since, times)
         findings = []
@@ -266,7 +268,8 @@ class LevelShifts:
         low, high, newest = self._range.low[:, ids], self._range.high[:, ids], self._range.newest[:, :, ids]
         width = np.maximum(high - low, self._narrowest.values[:, ids])
         with np.errstate(invalid="ignore"):
-            width[_ZEROS] = np.maximum(width[_ZEROS], ZEROS_ABOVE_A_FALL)
+            few = low[_ZEROS] < FEW_ZEROS
+            width[_ZEROS, few] = np.maximum(width[_ZEROS, few], ZEROS_ABOVE_A_FALL)
             fall = (low - newest.max(axis=0)) / width
             width[_ZEROS] = np.maximum(width[_ZEROS], ZEROS_BELOW_A_RISE)
             rise = (newest.min(axis=0) - high) / width
@@ -286,9 +289,9 @@ class LevelShifts:
         with np.errstate(invalid="ignore"):
             reach = np.fmax(rise / self._least_rise.values[:, ids], fall / self._least_fall.values[:, ids])
         of_age: Floats = np.nan_to_num(reach, posinf=0.0, neginf=0.0) / (1 + YOUNG / self._range.taken[ids])
-        if self._data.was_high():
+        if self._data.was_high():  # what enters follows from what was done before
             of_age[:, self._enters.values[ids]] = 0.0
-        if self._data.is_high:  # and extremes are those of episodes: a pole that does not fall leans less
+        if self._data.is_high:  # extremes are those of episodes: a pole that does not fall leans less
             of_age /= TIMES_DEPENDENT
             of_age[_MAX] = 0.0
         return of_age

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
@@ -18,8 +19,9 @@ is being judged may itself have made them alike."""
 
 EVERY: Final = 4
 LASTS: Final = 128
-"""Records between two measurements, and those for which inputs may change after one that found them dependent: a policy
-that has settled observes alike for a while, until it changes again."""
+"""Records with inputs between two measurements, and those for which inputs may change after one that found them
+dependent: a policy that has settled observes alike for a while, until it changes again. Inputs of fewer than `FEW`
+elements, such as the progress of the training, are no data."""
 
 DEPENDENT: Final = 0.4
 """Correlation of a batch's size with that of the batch before from which data are dependent: of 64 independent samples
@@ -51,13 +53,17 @@ class DataDependence:
         self._sizes: dict[int, deque[float]] = {}
         self._noted: StepRecord | None = None
         self._taken = 0
-        self._found: deque[int] = deque(maxlen=2 * LASTS // EVERY)
+        self._found: dict[int, deque[int]] = {}
         self.is_high = False
 
-    def was_high(self, ago: int = 0) -> bool:
-        """Whether data were dependent lately, up to so many records ago: what came since may have made them alike."""
+    def was_high(self, series_id: int | None = None, ago: int = 0) -> bool:
+        """Whether an input, or any without one, was dependent lately, up to so many records ago.
+
+        What came since may itself have made its batches alike.
+        """
         at = self._taken - ago
-        return any(at - LASTS <= found <= at for found in self._found)
+        of = self._found.values() if series_id is None else [self._found.get(series_id, ())]
+        return any(at - LASTS <= found <= at for times in of for found in times)
 
     def note(self, observed: Observed) -> None:
         """Take in a record; what several rules ask for is taken in once."""
@@ -65,14 +71,18 @@ class DataDependence:
         if record is self._noted:
             return
         self._noted = record
-        for row in rows_where(self._is_input.values[record.where]).tolist():
+        rows = rows_where(self._is_input.values[record.where] & (observed.numel >= FEW))
+        if not len(rows):
+            return
+        for row in rows.tolist():
             norm = float(record.values[row, NORM])
             if 0 < norm < np.inf:
                 sizes = self._sizes.setdefault(int(record.ids[row]), deque(maxlen=SAMPLES + LEFT_OUT))
-                sizes.append(float(np.log(norm / np.sqrt(max(observed.numel[row], 1.0)))))
+                sizes.append(float(np.log(norm / np.sqrt(observed.numel[row]))))
         self._taken += 1
         if self._taken % EVERY == 0:
-            known = [np.array(sizes)[:-LEFT_OUT] for sizes in self._sizes.values() if len(sizes) >= FEWEST + LEFT_OUT]
-            self.is_high = any(correlation_with_next(sizes) >= DEPENDENT for sizes in known)
-            if self.is_high:
-                self._found.append(self._taken)
+            known = {i: np.array(each)[:-LEFT_OUT] for i, each in self._sizes.items() if len(each) >= FEWEST + LEFT_OUT}
+            found = [i for i, sizes in known.items() if correlation_with_next(sizes) >= DEPENDENT]
+            for series_id in found:
+                self._found.setdefault(series_id, deque(maxlen=2 * LASTS // EVERY)).append(self._taken)
+            self.is_high = bool(found)

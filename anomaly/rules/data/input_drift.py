@@ -145,10 +145,8 @@ class InputDriftRule(Rule):
         step = past.samples[PAST + onset][1]
         is_leap = np.abs(np.diff(values[PAST - 1 :])).max() > LEAP * distance
         past.samples.clear()
-        is_dependent = (
-            self._data.was_high(BETWEEN + NEWEST) or correlation_with_next(values[:PAST]) >= DEPENDENT_IN_PAST
-        )
-        if is_leap or is_dependent:  # a policy's observations change with it
+        is_dependent = correlation_with_next(values[:PAST]) >= DEPENDENT_IN_PAST
+        if is_leap or is_dependent or self._data.was_high(series_id, BETWEEN + NEWEST):  # a policy's observations are
             return []
         now, usual = math.exp(newest.mean()), math.exp(values[:PAST].mean())
         return [Finding(series_id, row, SHIFT, self.name, "norm", now, usual, SCORE, step=step, last_clean=step - 1)]

@@ -104,7 +104,7 @@ class GradientScaleRule(Rule):
             self._size = 0.0
         self._size += float(observed.numel[self._is_input.values[record.where]].sum())
         self._rates.note(record)
-        self._excused |= record.skipped or self._declares(observed) or self._rates.rose_lately(record.step)
+        self._excused |= record.skipped or self._declares(observed)
         losses = record.values[self._is_loss.values[record.where], VALUE]
         self._loss = float(losses[-1]) if len(losses) else self._loss
         rows = rows_where(self._is_gradient.values[record.where] & (observed.numel >= FEW_ELEMENTS))
@@ -149,6 +149,8 @@ class GradientScaleRule(Rule):
     def _begins(self, level: float, spread: float) -> bool:
         """Whether the level leaps in this step, alike over the tensors, and the loss does not."""
         if len(self._levels) < RECENT or self._age < YOUNG or not math.isfinite(self._loss):
+            return False
+        if self._rates.rose_lately(self._step):
             return False
         levels, spreads, losses = zip(*self._levels, strict=True)
         if level - statistics.fmean(levels[-4:]) < LEAST_FACTOR:

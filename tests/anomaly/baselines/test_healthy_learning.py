@@ -7,7 +7,7 @@ from step_records import Records
 from trainsentry.anomaly.baselines.thresholds import ZEROS_JUMP
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.features import features_of
-from trainsentry.collectors.statistics import MEAN, VALUE, ZEROS
+from trainsentry.collectors.statistics import MEAN, ZEROS
 
 GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(10)]
 WEIGHTS = [(f"layers.{i}.weight", "parameter") for i in range(10)]
@@ -157,17 +157,52 @@ def test_a_loss_that_crosses_zero_tells_of_no_learning():
     assert alarms(grow, 84, crosses, swing=0.02)
 
 
-@pytest.mark.parametrize(("rate", "is_found"), [(0.1, False), (0.8, True)])
-def test_a_smaller_learning_rate_may_lose_updates_in_rounding(rate, is_found):
+@pytest.mark.parametrize(("rate", "every", "at", "is_found"), [
+    (0.1, 1, 700, False), (0.1, 10, 700, False), (0.1, 10, 703, False), (0.8, 1, 700, True), (0.8, 10, 700, True),
+])  # fmt: skip
+def test_a_smaller_learning_rate_may_lose_updates_in_rounding(rate, every, at, is_found):
     """Those of a bias ahead of a normalisation, of which three in four were lost before, are all lost."""
+    found = lowered(rate, every, at, lost=True)
+    assert bool(found) == is_found
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_an_update_that_is_far_too_large_since_the_rate_fell_is_told(every):
+    assert {name for _, name in lowered(0.1, every, 700, factor=300.0)} == {"layers.0.weight"}
+
+
+def lowered(rate, every, at, *, lost=False, factor=1.0):
+    """Return the alarms of a run whose rate falls; from then on one update is lost, or larger by a factor."""
     updates, taken = [(f"layers.{i}.weight", "update") for i in range(10)], ("learning_rate", "learning_rate")
 
-    def change(step, records, record):
-        record.values[0, ZEROS] = 0.75 if step < 70 else 1.0
-        record.values[-1, VALUE] = 1.0 if step < 70 else rate
+    def sizes(step):
+        now = 1.0 if step < at else rate
+        sampled = dict.fromkeys(updates, now) if step % every == 0 else {}
+        if sampled and step >= at:
+            sampled[updates[0]] *= factor
+        return sampled | {taken: now}
 
-    found = alarms(lambda step: dict.fromkeys(updates, 1.0 if step < 70 else rate) | {taken: 1.0}, 90, change)
-    assert bool(found) == is_found
+    def change(step, records, record):
+        record.values[-1] = records.row(1.0 if step < at else rate, True)
+        if step % every == 0:
+            record.values[0, ZEROS] = 0.75 if step < at or not lost else 1.0
+
+    return alarms(sizes, at + 6 * every, change)
+
+
+def test_the_losses_of_many_micro_steps_tell_no_more_of_learning_than_one():
+    outputs = [(f"layers.{i}.output.0", "activation_output") for i in range(10)]
+    losses = [("loss", "loss", i) for i in range(32)]
+    draw = np.random.default_rng(3)
+
+    def sizes(step):
+        return dict.fromkeys([*outputs, *losses], 1.0) | {outputs[9]: 1.09 ** min(max(step - 45, 0), 36)}
+
+    def swing(step, records, record):
+        for i in range(len(losses)):
+            record.values[-1 - i] = records.row(float(np.exp(0.1 * draw.standard_normal())), True)
+
+    assert alarms(sizes, 84, swing, swing=0.02)
 
 
 def test_an_update_that_fades_is_no_fault_and_one_that_grows_is():
@@ -217,10 +252,12 @@ def test_a_silent_unit_is_no_dead_layer(before, zeros, is_found):
     assert bool(alarms(lambda _: dict.fromkeys(outputs, 1.0), 90, change)) == is_found
 
 
-@pytest.mark.parametrize(("quantity", "at", "is_found"), [("gradient", 70, False), ("parameter", 70, True),
-                                                          ("parameter", 20, False)])  # fmt: skip
+@pytest.mark.parametrize(("quantity", "at", "is_found"), [
+    ("gradient", 70, False), ("parameter", 70, True), ("parameter", 20, False), ("activation_input", 20, True),
+])  # fmt: skip
 def test_the_sign_of_a_gradient_turns_and_that_of_a_weight_does_not_once_it_has_begun_to_learn(quantity, at, is_found):
-    series = [(f"layers.{i}.weight", quantity) for i in range(10)]
+    name = "input.{}" if quantity == "activation_input" else "layers.{}.weight"  # data never learn
+    series = [(name.format(i), quantity) for i in range(10)]
 
     def change(step, records, record):
         record.values[row_of(records, record, *series[0]), MEAN] = (1 if step < at else -1) / 5

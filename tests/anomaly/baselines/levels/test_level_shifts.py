@@ -175,11 +175,11 @@ def test_a_silent_unit_is_no_fault_and_a_silent_head_is(zeros, is_found):
     assert [(a.name, a.statistic) for a in found] == ([(INSIDE[0], "zeros")] if is_found else [])
 
 
-@pytest.mark.parametrize(("zeros", "is_found"), [(1 / 64, False), (1 / 8, True)])
-def test_a_unit_that_wakes_is_no_fault_and_a_dropout_that_is_gone_is(zeros, is_found):
+@pytest.mark.parametrize(("zeros", "after", "is_found"), [(1 / 64, 0, False), (1 / 8, 0, True), (0.5, 0.35, True)])
+def test_a_unit_that_wakes_is_no_fault_and_a_dropout_that_is_less_or_gone_is(zeros, after, is_found):
     def wake(step, records, record):
         names = [records.table.series[i].name for i in record.ids]
-        record.values[names.index(GRADIENTS[3][0]), ZEROS] = 0.0 if step >= 100 else zeros
+        record.values[names.index(GRADIENTS[3][0]), ZEROS] = after if step >= 100 else zeros
 
     found = run(calm, change=wake)
     assert [(a.name, a.statistic) for a in found] == ([(GRADIENTS[3][0], "zeros")] if is_found else [])

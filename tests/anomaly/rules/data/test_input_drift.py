@@ -49,6 +49,21 @@ def test_observations_that_follow_a_policy_may_leave_their_range(alone):
     assert run(alone, lambda s: 5.0 * rollouts[s // 4] * 0.95 ** max(s - AT, 0), steps=AT + 40) == []
 
 
+@pytest.mark.parametrize("numel", [1, 64])
+def test_an_input_that_follows_the_training_does_not_silence_another(alone, numel):
+    """As its progress does, or a curriculum."""
+    records, draw, found = Records(), np.random.default_rng(0), []
+    rule, progress = alone(InputDriftRule, records.table), ("input.1", "activation_input")
+    other = records.table.layout_id(Layout((numel,), "float32", numel))
+    for step in range(200):
+        noise = np.exp(0.02 * draw.standard_normal())
+        sizes = {DATA: 5.0 * noise * 0.94 ** max(step - 150, 0), progress: 3.0 * 0.999**step}
+        record = records.step(step, sizes)
+        record.layouts[1] = other
+        found += [records.table.series[f.series_id].name for f in rule(record) if f.alarm]
+    assert DATA[0] in found
+
+
 def test_a_size_that_none_had_is_a_suspicion_and_one_that_was_had_is_none(alone):
     found = run(alone, lambda s: 5.0, numel=lambda s: 8 if s >= SETTLED + 9 else 64 if s % 2 else 48)
     assert [(f.statistic, f.value, f.expected, f.alarm) for f in found] == [("size", 8, 48, False)]

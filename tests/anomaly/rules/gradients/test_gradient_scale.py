@@ -41,14 +41,29 @@ def test_a_growth_with_inputs_of_another_size_is_not_told_of(alone, lengths, is_
     assert [f.step for f in found] == ([at] if is_told else [])
 
 
-@pytest.mark.parametrize(("rate_before", "is_told"), [(0.05, False), (0.9, True), (1.0, True)])
-def test_a_growth_after_the_learning_rate_rose_is_not_told_of(alone, judged, rate_before, is_told):
+RATES = ("learning_rate", "option.0.0.lr")
+"""What a loop logs, and what a group of an optimizer tells of in the step in which it changes."""
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(("before", "risen_at", "told"), [(0.05, -1, False), (0.9, -1, True), (0.05, 5, True)])
+def test_a_growth_right_after_the_learning_rate_rose_is_not_told_of(alone, judged, rate, before, risen_at, told):
     """A restart of a schedule makes the rate twenty times larger, and the gradients with the next step."""
     records, at = Records(), YOUNG + 20
     sizes = growing(at)
 
     def with_rate(step):
-        return {("learning_rate", "learning_rate"): 1.0 if step >= at - 1 else rate_before, **sizes(step)}
+        now = 1.0 if step >= at + risen_at else before
+        is_given = rate != RATES[1] or step in (0, at + risen_at)
+        return {(rate, rate): now, **sizes(step)} if is_given else sizes(step)
 
     found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), with_rate)
-    assert [f.step for f in found] == ([at] if is_told else [])
+    assert [f.step for f in found] == ([at] if told else [])
+
+
+def test_a_rate_that_rises_again_and_again_excuses_what_begins_between(alone, judged):
+    records, at = Records(), YOUNG + 164
+    sizes, rate = growing(at), (RATES[0], RATES[0])
+    cycle = lambda s: {rate: 1.0 if s % 20 < 10 else 0.1, **sizes(s)}  # noqa: E731
+    found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), cycle)
+    assert [f.step for f in found] == [at]
