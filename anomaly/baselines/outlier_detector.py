@@ -307,7 +307,8 @@ class OutlierDetector:
     def saved(self, size: int) -> dict[str, Any]:
         """Return the learned state as plain data; `size` is the number of series."""
         surprises = {key: surprises.saved() for key, surprises in self._surprises.items()}
-        return {**self.scoring.saved(size), "levels": self._levels.saved(size), "surprises": surprises}
+        by_series = {"levels": self._levels.saved(size), "data": self._data.saved(size)}
+        return {**self.scoring.saved(size), **by_series, "surprises": surprises}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the state that is not by series."""
@@ -316,11 +317,15 @@ class OutlierDetector:
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)
         self._records = WARM_UP
+        if "data" in state:
+            self._data.load(state["data"])
 
     def adopt(self, series_id: int, state: dict[str, Any], position: int) -> None:
         """Restore one series, which was at `position` of the saved series."""
         self.scoring.baseline.adopt(series_id, state, position)
         if "levels" in state:
             self._levels.adopt(series_id, state["levels"], position)
+        if "data" in state:
+            self._data.adopt(series_id, state["data"], position)
         self.scoring.step_noise.adopt(series_id, state.get("leaps", {}), position)
         self.scoring.learned_loss.adopt(series_id, state.get("loss_starts", {}), position)

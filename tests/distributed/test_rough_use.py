@@ -1,6 +1,18 @@
-"""Rough uses of several ranks harm neither the run nor the monitor."""
+"""Rough uses of several ranks harm neither the run nor the monitor, and a rank that dies harms no later test."""
 
+import os
+
+import pytest
 import rough_use
+from rank_pool import RankFailure, RankPool
+
+
+@pytest.fixture
+def one_rank():
+    """A pool of its own: the ranks of other tests must not die."""
+    pool = RankPool(1)
+    yield pool
+    pool.close()
 
 
 def test_a_rank_that_closes_first_is_not_waited_for(two_ranks, tmp_path):
@@ -33,3 +45,11 @@ def test_ranks_of_uneven_steps_wait_for_each_other_for_a_part_of_the_trainings_t
     found = two_ranks.run(rough_use.uneven_steps, tmp_path)
     assert [patience for _, patience in found] == [4.0, 4.0]
     assert max(longest for longest, _ in found) < 30
+
+
+def test_a_rank_that_has_died_is_told_of_with_its_exit_code_and_replaced(one_rank):
+    (first,) = one_rank.run(os.getpid)
+    with pytest.raises(RankFailure, match="rank 0: EOFError: the process has died, exit code 7"):
+        one_rank.run(os._exit, 7)
+    (second,) = one_rank.run(os.getpid)
+    assert second != first

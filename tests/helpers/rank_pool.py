@@ -97,22 +97,29 @@ class RankPool:
     """
 
     def __init__(self, size, init=_init_gloo, recorders=contextlib.nullcontext):
-        context = _start_method()
-        port = free_port()
         self.size = size
         self.pipes, self.processes = [], []
-        for rank in range(size):
+        self._init, self._recorders = init, recorders
+
+    def _start(self):
+        context = _start_method()
+        port = free_port()
+        for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(rank, size, port, sys.path, theirs, init, recorders), daemon=True
-            )
+            args = (rank, self.size, port, sys.path, theirs, self._init, self._recorders)
+            process = context.Process(target=_serve, args=args, daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
 
     def outcomes(self, function, *args, timeout=HANG_SECONDS, per_rank=None, **kwargs):
-        """Run `function` on every rank; return (succeeded, result or error) of each."""
+        """Run `function` on every rank; return (succeeded, result or error) of each.
+
+        Ranks of which one has died or hangs are ended, and the next call starts new ones.
+        """
+        if not self.processes:
+            self._start()
         for rank, pipe in enumerate(self.pipes):
             extra = {} if per_rank is None else per_rank(rank)
             pipe.send((function.__module__, function.__name__, args, {**kwargs, **extra}))
@@ -125,13 +132,22 @@ class RankPool:
                 failed = [f"rank {r}: {f[1][1]}\n{f[1][2]}" for r, f in enumerate(found) if f and not f[0]]
                 self.close()
                 raise RankFailure(waiting[0], "TimeoutError", f"no answer within {timeout} s", "\n".join(failed))
-            for pipe in ready:
-                found[self.pipes.index(pipe)] = pipe.recv()
+            for rank in map(self.pipes.index, ready):
+                try:
+                    found[rank] = self.pipes[rank].recv()
+                except (EOFError, ConnectionResetError):
+                    raise self._death(rank) from None
             if any(f is not None and not f[0] for f in found):
                 end = min(end, time.monotonic() + GRACE_SECONDS)
         if any(not done and OF_TORCH in result[1] for done, result in found):
             pytest.skip("fully_shard of this torch (2.6) does not train on the CPU, watched or not")
         return found
+
+    def _death(self, rank):
+        process = self.processes[rank]
+        process.join(GRACE_SECONDS)
+        self.close()
+        return RankFailure(rank, "EOFError", f"the process has died, exit code {process.exitcode}", "")
 
     def run(self, function, *args, **kwargs):
         """Run `function` on every rank; return the results, in the order of ranks."""
@@ -148,3 +164,4 @@ class RankPool:
             process.join(2)
             if process.is_alive():
                 process.kill()
+        self.pipes, self.processes = [], []

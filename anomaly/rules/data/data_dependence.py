@@ -1,7 +1,7 @@
 """Whether a batch tells of the next one: samples are not independent then, and a few are hardly more than one."""
 
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,6 +23,9 @@ LASTS: Final = 128
 dependent: a policy that has settled observes alike for a while, until it changes again. Inputs of fewer than `FEW`
 elements, such as the progress of the training, are no data."""
 
+MOST_FOUND: Final = 2 * LASTS // EVERY
+"""Measurements of an input that are remembered: those that count for what began up to `LASTS` records ago."""
+
 DEPENDENT: Final = 0.4
 """Correlation of a batch's size with that of the batch before from which data are dependent: of 64 independent samples
 it is that large once in a thousand cases. Four updates that share a rollout give 0.6."""
@@ -42,7 +45,7 @@ def correlation_with_next(values: Floats) -> float:
 
 
 class DataDependence:
-    """Follows the sizes of the model's inputs; `is_high` says whether one's batches depend on those before them.
+    """Follows the sizes of the model's inputs, and says whether one's batches depend on those before them.
 
     A policy makes its own observations, and several updates use those of one rollout; records of one source follow each
     other where nobody shuffles them. Then a loss tells of its batch more than of the model, and levels come and go.
@@ -54,7 +57,11 @@ class DataDependence:
         self._noted: StepRecord | None = None
         self._taken = 0
         self._found: dict[int, deque[int]] = {}
-        self.is_high = False
+
+    @property
+    def is_high(self) -> bool:
+        """Whether the last measurement found an input dependent."""
+        return any(self._taken - times[-1] < EVERY for times in self._found.values())
 
     def was_high(self, series_id: int | None = None, ago: int = 0) -> bool:
         """Whether an input, or any without one, was dependent lately, up to so many records ago.
@@ -82,7 +89,27 @@ class DataDependence:
         self._taken += 1
         if self._taken % EVERY == 0:
             known = {i: np.array(each)[:-LEFT_OUT] for i, each in self._sizes.items() if len(each) >= FEWEST + LEFT_OUT}
-            found = [i for i, sizes in known.items() if correlation_with_next(sizes) >= DEPENDENT]
-            for series_id in found:
-                self._found.setdefault(series_id, deque(maxlen=2 * LASTS // EVERY)).append(self._taken)
-            self.is_high = bool(found)
+            for series_id in (i for i, sizes in known.items() if correlation_with_next(sizes) >= DEPENDENT):
+                self._found.setdefault(series_id, deque(maxlen=MOST_FOUND)).append(self._taken)
+
+    def saved(self, size: int) -> dict[str, Any]:
+        """Return the count of records, and of each of the first `size` series its sizes and when it was dependent."""
+        sizes = [list(self._sizes.get(i, ())) for i in range(size)]
+        return {
+            "records": self._taken,
+            "sizes": sizes,
+            "dependent": [list(self._found.get(i, ())) for i in range(size)],
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Restore the count of records, and forget all series."""
+        self._taken = int(saved["records"])
+        self._sizes.clear()
+        self._found.clear()
+
+    def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
+        """Restore a series from `position` of the saved ones."""
+        if saved["sizes"][position]:
+            self._sizes[series_id] = deque(map(float, saved["sizes"][position]), maxlen=SAMPLES + LEFT_OUT)
+        if saved["dependent"][position]:
+            self._found[series_id] = deque(map(int, saved["dependent"][position]), maxlen=MOST_FOUND)

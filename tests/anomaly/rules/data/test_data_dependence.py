@@ -1,5 +1,7 @@
 """Where a batch tells of the next one, three samples are hardly more than one, and a loss tells of its batch."""
 
+import json
+
 import numpy as np
 import pytest
 from step_records import Records
@@ -12,7 +14,7 @@ OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
 AT = 120
 
 
-def run(block, change, steps=AT + 8, seed=0):
+def run(block, change, steps=AT + 8, seed=0, resumed=False):
     """Return the alarms from `AT` on; the data are of one size for `block` steps each, and all swing with them."""
     records, random, found = Records(), np.random.default_rng(seed), []
     detection, size = Detection(records.table), 1.0
@@ -21,6 +23,9 @@ def run(block, change, steps=AT + 8, seed=0):
             size = float(np.exp(0.1 * random.standard_normal()))
         noise = lambda: size * float(np.exp(0.01 * random.standard_normal()))  # noqa: E731
         sizes = {key: noise() for key in (DATA, *OUT, LOSS)}
+        if step == AT and resumed:
+            state, detection = json.loads(json.dumps(detection.state())), Detection(records.table)
+            detection.load(state)
         if step >= AT:
             sizes = {key: value * change.get(key, 1.0) for key, value in sizes.items()}
         found += [a for a in detection.judge(records.step(step, sizes)) if a.alarm and step >= AT]
@@ -29,9 +34,10 @@ def run(block, change, steps=AT + 8, seed=0):
 
 @pytest.mark.parametrize(("block", "told"), [(1, True), (4, False)])
 @pytest.mark.parametrize("change", [{OUT[3]: 2.7}, {LOSS: 4.0}])
-def test_a_rollout_unlike_the_others_is_no_other_level_of_a_module_nor_of_the_loss(block, told, change):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_rollout_unlike_the_others_is_no_other_level_of_a_module_nor_of_the_loss(block, told, change, resumed):
     [(name, _)] = change
-    assert (name in run(block, change)) == told
+    assert (name in run(block, change, resumed=resumed)) == told
 
 
 def test_a_level_that_is_far_away_is_told_all_the_same():
