@@ -5,6 +5,7 @@ import resource
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from tiny_models import EVERY_STEP, train
 from watched import make
@@ -50,24 +51,58 @@ def test_messages_larger_than_the_ring_takes_arrive_whole(out):
     assert pd.read_csv(out / "rank0" / "gradient_0-999.csv")["step"].nunique() == 6
 
 
-def test_a_record_whose_series_could_not_be_told_is_left_out(out):
-    class Nobody:
-        mode = "nobody"
+class Nobody:
+    """A recorder that reads nothing."""
 
-        def __init__(self, *_):
-            pass
+    mode = "nobody"
 
-        def join(self, timeout):
-            return True
+    def __init__(self, settings, ring, channel):
+        self._channel = channel.dup()
 
-        def kill(self):
-            pass
+    def join(self, timeout):
+        return True
 
-    table = SeriesTable()
-    config = load_config({"export": {"max_wait": 0.01}}).model_dump(mode="json") | {"ring_size": 2**12}
+    def kill(self):
+        pass
+
+
+class BusyCore:
+    """The time on a core that gives a program a turn only now and then."""
+
+    def __init__(self, late):
+        self.now, self._late = 0.0, late
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds + self._late
+
+
+def link_with_a_full_ring(out, table, max_wait):
+    config = load_config({"export": {"max_wait": max_wait}}).model_dump(mode="json") | {"ring_size": 2**12}
     link = RecorderLink(RecorderSettings(config, str(out), 0), table, Nobody)
     while link.ring.write(9, [bytes(200)]):
         pass
+    return link
+
+
+@pytest.mark.parametrize("late", [0.0, 0.05])
+def test_a_full_ring_is_waited_for_no_longer_on_a_busy_core(out, monkeypatch, late):
+    link = link_with_a_full_ring(out, SeriesTable(), 5.0)
+    clock = BusyCore(late)
+    monkeypatch.setattr("trainsentry.monitor.recorder.link.time", clock)
+    assert not link.send("graph", graph="x" * 300)
+    assert 5.0 <= clock.now < 5.0 + 2 * (0.001 + late)
+    waited = clock.now
+    assert not link.send("graph", graph="x" * 300)
+    assert clock.now == waited
+    link.close(0.0)
+
+
+def test_a_record_whose_series_could_not_be_told_is_left_out(out):
+    table = SeriesTable()
+    link = link_with_a_full_ring(out, table, 0.01)
     layout = table.layout_id(Layout((1,), "float32", 1))
     ids = [table.series_id(Series(f"layer{i}.weight", "gradient")) for i in range(20)]
     one = np.asarray(ids[:1], np.int32), np.asarray([layout], np.int32), np.zeros((1, COLUMNS))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pandas as pd
 from tiny_models import train
@@ -48,11 +49,20 @@ def test_what_a_stopped_recorder_leaves_is_written_at_the_end(out, caplog, capsy
 
 def test_a_stopped_recorder_is_replaced_when_the_ring_is_full(out, caplog):
     model, optimizer, monitor = make(out, ring_size=2**20)
-    process = monitor._loop.link.running.process
-    train(model, optimizer, 500, monitor, before_step=lambda step: stop(process) if step == 9 else None)
+    link = monitor._loop.link
+    process, config = link.running.process, link.settings.config
+    patient = config | {"export": config["export"] | {"max_wait": 120.0}}
+
+    def before_step(step):
+        if step == 9:
+            stop(process)
+        if step == 300:  # the ring is more than half full: this is for the successor, however busy the machine
+            link.settings = replace(link.settings, config=patient)
+
+    train(model, optimizer, 500, monitor, before_step=before_step)
     monitor.close()
-    assert rows(out) == dict.fromkeys(range(500), 4)
     assert gaps(out) == []
+    assert rows(out) == dict.fromkeys(range(500), 4)
     assert any("it was stopped" in r.getMessage() for r in errors(caplog))
 
 
