@@ -1,7 +1,7 @@
 """Judges step records: runs the rules and the baselines over each, and makes anomalies of their findings."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,6 +27,9 @@ from trainsentry.collectors.series import Series, SeriesTable
 LOOK_BACK: Final = 8
 """Records before an alarm whose odd rows are listed with it: as many as the longest sum of surprises takes."""
 
+Failed = Callable[[str, Exception], None]
+"""Takes the name of a rule that has failed, and the exception."""
+
 _WHOLE_RUN: Final = Series("training", "training", scalar=True)
 """The series of a finding that concerns the training as a whole."""
 
@@ -35,7 +38,8 @@ class Detection:
     """The rules and baselines of one rank, with their state. Records come in the order of their steps.
 
     It runs the rules of the registry, then `own`, a user's detectors. `allowed` is the rate of false alarms.
-    `per_micro_step`: gradients were read after each micro-step, where else they are read before each update.
+    `per_micro_step`: gradients were read after each micro-step, where else they are read before each update. With
+    `failed`, a rule that raises is reported there by its name, and judges no more; without it the exception is raised.
     """
 
     def __init__(
@@ -45,8 +49,10 @@ class Detection:
         own: Iterable[DetectorFunction] = (),
         *,
         per_micro_step: bool = False,
+        failed: Failed | None = None,
     ) -> None:
         self.table = table
+        self._failed = failed
         self.per_micro_step = per_micro_step
         self._arrays = SeriesArrays(table)
         self.facts = SeriesFacts(self._arrays)
@@ -69,7 +75,11 @@ class Detection:
         learned. Weights, activations and the loss of such a step are judged.
         """
         self._grow()
-        recorded, self._rows = record, None
+        with np.errstate(all="ignore"):  # the largest and the least of numbers are usual where a training breaks
+            return self._judge(record)
+
+    def _judge(self, recorded: StepRecord) -> list[Anomaly]:
+        record, self._rows = recorded, None
         if self.per_micro_step:
             record, self._rows = self._sums.last_of(recorded)
         observed = self._observe(record)
@@ -125,8 +135,8 @@ class Detection:
         findings: list[Finding] = []
         rejected: Mask = np.zeros(len(observed.record), bool)
         by_row: dict[int, Finding] = {}
-        for rule in self._judges:
-            found = rule.judge(observed)
+        for rule in list(self._judges):
+            found = self._judged_by(rule, observed)
             if rule.wrong_rows is None:
                 findings += found
             else:
@@ -134,6 +144,18 @@ class Detection:
                 for finding in found:
                     by_row.setdefault(finding.row, finding)
         return findings + [by_row[row] for row in sorted(by_row)], rejected
+
+    def _judged_by(self, rule: Rule | UserDetector, observed: Observed) -> list[Finding]:
+        """Return the findings of a rule, none of one that fails: one odd number must not end all detection."""
+        try:
+            return rule.judge(observed)
+        except Exception as error:
+            if self._failed is None:
+                raise
+            self._judges.remove(rule)
+            rule.wrong_rows = None
+            self._failed(rule.name, error)
+            return []
 
     def _take_candidates(self, records: int) -> list[Anomaly]:
         """Return the odd rows of the last records, which an alarm over several records includes; forget the others."""
@@ -217,7 +239,9 @@ class Detection:
                     rule.adopt(series_id, self._saved.state[rule.state_key], position)
 
 
-def detection_for(table: SeriesTable, settings: dict[str, Any] | None) -> Detection | None:
+def detection_for(
+    table: SeriesTable, settings: dict[str, Any] | None, failed: Failed | None = None
+) -> Detection | None:
     """Return the detection for the settings that a recorder receives; None without settings.
 
     Raises:
@@ -228,4 +252,4 @@ def detection_for(table: SeriesTable, settings: dict[str, Any] | None) -> Detect
         return None
     own = load_detectors(settings.get("detectors", []), settings.get("folders", []))
     allowed = Allowed(settings["per_step"], settings["per_day"])
-    return Detection(table, allowed, own, per_micro_step=settings.get("per_micro_step", False))
+    return Detection(table, allowed, own, per_micro_step=settings.get("per_micro_step", False), failed=failed)

@@ -71,10 +71,11 @@ def row_of_array(array: npt.NDArray[Any], eps: float = 0.0) -> npt.NDArray[np.fl
     """
     flat = array.reshape(-1)
     total = squares = 0.0
-    for start in range(0, flat.size, BLOCK):
-        wide = flat[start : start + BLOCK].astype(np.float64)
-        total += float(wide.sum())
-        squares += float(wide @ wide)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, flat.size, BLOCK):
+            wide = flat[start : start + BLOCK].astype(np.float64)
+            total += float(wide.sum())
+            squares += float(wide @ wide)
     if not 1e-280 < squares < 1e290 or not math.isfinite(total):  # not finite, all zeros, or doubles out of range
         return np.asarray([*reference(flat, eps).values(), math.nan])
     above = np.count_nonzero(flat) if eps == 0.0 else np.count_nonzero(np.abs(flat.astype(np.float64)) > eps)

@@ -23,6 +23,7 @@ class UserDetector:
 
     def __init__(self, function: DetectorFunction) -> None:
         self._function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the findings of the function."""

@@ -63,7 +63,7 @@ class Session:
         self.incidents_file, self.run_file = (
             self.root / settings.file_name(n) for n in ("incidents.jsonl", "run.json")
         )
-        self.detection = detection_for(self.table, settings.detect)
+        self.detection = detection_for(self.table, settings.detect, self._rule_failed)
         self.incidents = IncidentPublisher(self)
         self.gaps = Gaps(settings.gaps)
         self.status_reporter = StatusReporter(self.gaps, send)
@@ -84,7 +84,7 @@ class Session:
         self._directory_watch = DirectoryWatch(self.directory)
         self._kept: deque[StepRecord] = deque(maxlen=KEPT_RECORDS)
         self._status_at = self._checked_at = self._renewed_at = -math.inf
-        self._detection_fault: str | None = None
+        self._faults: dict[str, str] = {}  # of detection, or of its rules, that are off
         self._mismatches: list[Anomaly] = []
         self._hang = HangReport(self.directory)
         self.alerts = Alerts(settings, self.directory, self.table, self.failed)
@@ -142,8 +142,8 @@ class Session:
 
     def _judge(self, record: StepRecord) -> list[Anomaly]:
         """Run the detectors and update the incidents; if either fails, records are still written."""
-        if self._detection_fault is not None:
-            self.gaps.note(DETECTION, record.step, record.step, self._detection_fault)
+        for part, reason in self._faults.items():
+            self.gaps.note(part, record.step, record.step, reason)
         if self.detection is None:
             return []
         try:
@@ -153,16 +153,24 @@ class Session:
             activations = bool(found) and any(series[i].quantity == ACTIVATION_OUTPUT for i in record.ids.tolist())
             self.incidents.take(record, found, activations=activations)
         except Exception as error:  # noqa: BLE001 - a detector may raise anything
-            self.detection, self._detection_fault = None, f"{type(error).__name__}: {error}"
-            self.failed(DETECTION, error, record.step)
+            self.detection = None
+            self._turned_off(DETECTION, error)
             return []
         return found
+
+    def _rule_failed(self, name: str, error: Exception) -> None:
+        self._turned_off(f"rule {name}", error)
+
+    def _turned_off(self, part: str, error: Exception) -> None:
+        """Report detection, or a rule of it, that has failed in this step and judges no more."""
+        self._faults[part] = f"{type(error).__name__}: {error}"
+        self.failed(part, error, self.step)
 
     def failed(self, part: str, error: Exception, step: int) -> None:
         """Report a fault of the recorder to the trainer, which logs it."""
         trace = "".join(traceback.format_exception(error))
         self.gaps.note(part, max(step, 0), max(step, 0), f"{type(error).__name__}: {error}")
-        if part != DETECTION:  # detection stays off, so its gap stays open
+        if part not in self._faults:  # what stays off has a gap that stays open
             self.gaps.end(part)
         self.send({"type": messages.FAILURE, "part": part, "message": trace, "step": step})
 

@@ -5,6 +5,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
+from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import ZEROS
 
 NAN, INF = float("nan"), float("inf")
@@ -228,3 +229,46 @@ def test_a_loss_that_falls_for_long_is_training_and_one_that_rises_is_not(a_step
         size = float(a_step**n * np.exp(0.03 * rng.standard_normal()))
         said += detection.judge(records.step(80 + n, {loss: size}))
     assert bool(said) == found
+
+
+HOSTILE = (NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 3.4e38, 1e308, -1e308, 1e-45, 5e-324, 2.0**53)
+QUANTITIES = (
+    "gradient", "gradient_unreduced", "parameter", "update", "moment_direction", "exp_avg", "exp_avg_sq", "buffer",
+    "activation_output", "activation_input", "activation_grad_output",
+)  # fmt: skip
+LAYOUTS = [((0,), "float32", 0), ((1,), "float16", 1), ((4, 4), "int64", 16), ((), "float64", 1), ((8,), "bool", 8)]
+SCALARS = ("loss", "learning_rate", "loss_scale", "found_inf", "step_seconds", "option", "setting", "training_mode")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("alike", [False, True])
+def test_no_number_of_a_broken_training_ends_a_rule_or_makes_a_warning(share, alike):
+    """A recorder shares the training's terminal; pytest raises NumPy's warnings."""
+    draw, records = np.random.default_rng(3), Records()
+    layouts = [records.table.layout_id(Layout(shape, dtype, n)) for shape, dtype, n in LAYOUTS]
+    keys = [(scalar, scalar) for scalar in SCALARS] + [("input.0", "activation_input")]
+    keys += [(f"blocks.{i}.fc.weight", quantity) for i in range(2) for quantity in QUANTITIES]
+    for value in HOSTILE if alike else [None] * 4:
+        detection = Detection(records.table)
+        for step in range(60):
+            record = records.step(step, {key: float(np.exp(0.1 * draw.standard_normal())) for key in keys})
+            if step >= 30:
+                where = draw.random(record.values.shape) < share
+                record.values[where] = draw.choice(HOSTILE, size=where.sum()) if value is None else value
+                record.layouts[:] = draw.choice([records.layout, *layouts], size=len(record))
+            detection.judge(record)
+            detection.certain(record)
+
+
+def test_a_rule_that_fails_is_named_and_ends_no_other():
+    def planted(record, table):
+        raise ZeroDivisionError("planted")
+
+    records, failed = Records(), []
+    detection = Detection(records.table, own=[planted], failed=lambda *found: failed.append(found))
+    assert healthy(records, detection, 40, (W,)) == []
+    [(name, error)] = failed
+    assert (name, str(error)) == ("planted", "planted")
+    assert [found.kind for found in detection.judge(records.step(40, {W: NAN}))] == ["nonfinite"]
+    with pytest.raises(ZeroDivisionError):
+        Detection(records.table, own=[planted]).judge(records.step(0, {W: 1.0}))

@@ -50,14 +50,15 @@ class InputLevel:
         """
         record, found = observed.record, []
         for row in rows_where(self._is_input.values[record.where]).tolist():
-            norm, bad, numel = record.values[row, NORM], record.values[row, [NANS, INFS]].any(), observed.numel[row]
-            if bad or not 0 < norm < np.inf or not numel:
+            bad, numel = record.values[row, [NANS, INFS]].any(), max(float(observed.numel[row]), 1.0)
+            root_mean_square = float(record.values[row, NORM]) / math.sqrt(numel)
+            if bad or not 0 < root_mean_square < np.inf:
                 continue  # what rules of their own tell
             series_id = int(record.ids[row])
             known = self._known.setdefault(series_id, deque(maxlen=OLD + NEW))
             if known and record.step <= known[-1][0]:
                 known.clear()
-            known.append((record.step, math.log(norm / math.sqrt(numel))))
+            known.append((record.step, math.log(root_mean_square)))
             changed = self._changed(known)
             if changed is None:
                 continue

@@ -1,5 +1,6 @@
 """Whether a batch tells of the next one: samples are not independent then, and a few are hardly more than one."""
 
+import math
 from collections import deque
 from typing import Any, Final
 
@@ -82,10 +83,10 @@ class DataDependence:
         if not len(rows):
             return
         for row in rows.tolist():
-            norm = float(record.values[row, NORM])
-            if 0 < norm < np.inf:
+            root_mean_square = float(record.values[row, NORM] / np.sqrt(observed.numel[row]))
+            if 0 < root_mean_square < np.inf:
                 sizes = self._sizes.setdefault(int(record.ids[row]), deque(maxlen=SAMPLES + LEFT_OUT))
-                sizes.append(float(np.log(norm / np.sqrt(observed.numel[row]))))
+                sizes.append(math.log(root_mean_square))
         self._taken += 1
         if self._taken % EVERY == 0:
             known = {i: np.array(each)[:-LEFT_OUT] for i, each in self._sizes.items() if len(each) >= FEWEST + LEFT_OUT}

@@ -102,9 +102,9 @@ class InputDriftRule(Rule):
                 continue
             if numel >= FEWEST:
                 found += self._partly_zero(series_id, row, float(record.values[row, ZEROS]), record.step, past)
-            norm = float(record.values[row, NORM])
-            if 0 < norm < math.inf:
-                past.samples.append((math.log(norm / math.sqrt(max(numel, 1.0))), record.step))
+            root_mean_square = float(record.values[row, NORM]) / math.sqrt(max(numel, 1.0))
+            if 0 < root_mean_square < math.inf:
+                past.samples.append((math.log(root_mean_square), record.step))
                 found += self._drifted(series_id, row, past)
         return found
 

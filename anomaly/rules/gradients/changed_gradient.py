@@ -109,7 +109,8 @@ def _differences(left: Floats, used: Floats, numel: Floats) -> tuple[Floats, Flo
     """
     factor = used[:, NORM] / left[:, NORM]
     expected = factor[:, None] * left[:, _COMPARED]
-    expected[:, -1] = np.nanmedian(factor) * left[:, NORM]
+    known = factor[~np.isnan(factor)]
+    expected[:, -1] = (np.median(known) if len(known) else np.nan) * left[:, NORM]
     size = np.abs(expected[:, :2]).max(axis=1)
     usual = used[:, NORM] / np.sqrt(numel)
     unit = np.stack((size, size, usual, expected[:, -1]), axis=1)

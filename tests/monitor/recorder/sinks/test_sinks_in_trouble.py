@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from tiny_models import flip_bit, train
 from watched import STEPS, bare, errors, gaps, make, plant, removing_table, rows, status
 
 from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.rules.data.input_drift import InputDriftRule
 from trainsentry.exporters.csv.writer import CsvWriter
 
 WHOLE = dict.fromkeys(range(STEPS), 4)
@@ -176,6 +178,29 @@ def test_what_detection_did_not_judge_is_a_gap(out, monkeypatch, in_thread):
     with monitor:
         train(model, optimizer, STEPS, monitor)
     assert gaps(out) == [("detection", 5, STEPS - 1)]
+
+
+def test_a_rule_that_fails_is_a_gap_and_the_others_go_on(out, monkeypatch, caplog, in_thread):
+    original = InputDriftRule.judge
+
+    def judge(self, observed):
+        if observed.record.step == 5:
+            raise ValueError("planted")
+        return original(self, observed)
+
+    monkeypatch.setattr(InputDriftRule, "judge", judge)
+    model, optimizer, monitor = make(out)
+
+    def before_step(step):
+        if step == 8:
+            with torch.no_grad():
+                next(model.parameters()).fill_(float("nan"))
+
+    with monitor:
+        train(model, optimizer, STEPS, monitor, before_step=before_step)
+    assert gaps(out) == [("rule input_drift", 5, STEPS - 1)]
+    assert sum("rule input_drift is off from step 5 on" in r.getMessage() for r in errors(caplog)) == 1
+    assert [i.step for i in monitor.incidents] == [8]
 
 
 def test_an_exception_in_detection_leaves_the_records_written(out, monkeypatch, caplog, in_thread):
