@@ -11,7 +11,7 @@ from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.baselines.false_alarms import Allowed
 from trainsentry.anomaly.baselines.late_scalars import LateScalars
 from trainsentry.anomaly.baselines.outlier_detector import OutlierDetector
-from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.finding import Finding, checked
 from trainsentry.anomaly.incidents.provenance import Provenance, name_of, quantity_of
 from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
@@ -136,26 +136,28 @@ class Detection:
         rejected: Mask = np.zeros(len(observed.record), bool)
         by_row: dict[int, Finding] = {}
         for rule in list(self._judges):
-            found = self._judged_by(rule, observed)
-            if rule.wrong_rows is None:
+            found, wrong_rows = self._judged_by(rule, observed)
+            if wrong_rows is None:
                 findings += found
             else:
-                rejected |= rule.wrong_rows
+                rejected |= wrong_rows
                 for finding in found:
                     by_row.setdefault(finding.row, finding)
         return findings + [by_row[row] for row in sorted(by_row)], rejected
 
-    def _judged_by(self, rule: Rule | UserDetector, observed: Observed) -> list[Finding]:
-        """Return the findings of a rule, none of one that fails: one odd number must not end all detection."""
+    def _judged_by(self, rule: Rule | UserDetector, observed: Observed) -> tuple[list[Finding], Mask | None]:
+        """Return the findings of a rule and its wrong rows; nothing of one that fails, which ends no other."""
         try:
-            return rule.judge(observed)
+            found = [checked(finding) for finding in rule.judge(observed)]
+            wrong_rows = _of_rows(rule.wrong_rows, len(observed.record))
         except Exception as error:
             if self._failed is None:
                 raise
             self._judges.remove(rule)
-            rule.wrong_rows = None
+            self._rules = [other for other in self._rules if other is not rule]
             self._failed(rule.name, error)
-            return []
+            return [], None
+        return found, wrong_rows
 
     def _take_candidates(self, records: int) -> list[Anomaly]:
         """Return the odd rows of the last records, which an alarm over several records includes; forget the others."""
@@ -237,6 +239,18 @@ class Detection:
             for rule in self._rules:
                 if rule.state_key in self._saved.state:
                     rule.adopt(series_id, self._saved.state[rule.state_key], position)
+
+
+def _of_rows(mask: Mask | None, count: int) -> Mask | None:
+    """Return a rule's mask of a record's rows.
+
+    Raises:
+        ValueError: for one of another length.
+
+    """
+    if mask is not None and mask.shape != (count,):
+        raise ValueError(f"wrong_rows has the shape {mask.shape}; allowed: ({count},)")
+    return mask
 
 
 def detection_for(

@@ -34,3 +34,17 @@ class Finding:
     passed_on: bool | None = None
     name: str | None = None
     quantity: str | None = None
+
+
+def checked(found: object) -> Finding:
+    """Return what a rule has found.
+
+    Raises:
+        TypeError: for what is no finding, or has something else in the place of a number.
+
+    """
+    if not isinstance(found, Finding):
+        raise TypeError(f"a rule returned {found!r}; allowed: findings")
+    for number in (found.series_id, found.row, found.value, found.expected, found.score):
+        float(number)
+    return found

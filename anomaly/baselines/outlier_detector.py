@@ -307,7 +307,7 @@ class OutlierDetector:
     def saved(self, size: int) -> dict[str, Any]:
         """Return the learned state as plain data; `size` is the number of series."""
         surprises = {key: surprises.saved() for key, surprises in self._surprises.items()}
-        by_series = {"levels": self._levels.saved(size), "data": self._data.saved(size)}
+        by_series = {"levels": self._levels.saved(size), "data_dependence": self._data.saved(size)}
         return {**self.scoring.saved(size), **by_series, "surprises": surprises}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -317,15 +317,15 @@ class OutlierDetector:
         for key, saved in state["surprises"].items():
             self._surprises.setdefault(key, Surprises()).load(saved)
         self._records = WARM_UP
-        if "data" in state:
-            self._data.load(state["data"])
+        if "data_dependence" in state:
+            self._data.load(state["data_dependence"])
 
     def adopt(self, series_id: int, state: dict[str, Any], position: int) -> None:
         """Restore one series, which was at `position` of the saved series."""
         self.scoring.baseline.adopt(series_id, state, position)
         if "levels" in state:
             self._levels.adopt(series_id, state["levels"], position)
-        if "data" in state:
-            self._data.adopt(series_id, state["data"], position)
+        if "data_dependence" in state:
+            self._data.adopt(series_id, state["data_dependence"], position)
         self.scoring.step_noise.adopt(series_id, state.get("leaps", {}), position)
         self.scoring.learned_loss.adopt(series_id, state.get("loss_starts", {}), position)

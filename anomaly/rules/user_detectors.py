@@ -23,7 +23,8 @@ class UserDetector:
 
     def __init__(self, function: DetectorFunction) -> None:
         self._function = function
-        self.name = getattr(function, "__name__", type(function).__name__)
+        named = function if hasattr(function, "__name__") else type(function)
+        self.name = f"{named.__module__}:{named.__name__}"
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the findings of the function."""

@@ -38,6 +38,9 @@ CLOSED: Final = "closed"
 POLL_SECONDS: Final = 0.001
 """Seconds between two attempts to write while the ring is full."""
 
+MOST_SECONDS: Final = 1.0
+"""Seconds that count of the time between two attempts: hours pass where the process is suspended meanwhile."""
+
 
 class RecorderLink:
     """Carries records to the recorder and its messages back; never raises into the training loop.
@@ -154,10 +157,10 @@ class RecorderLink:
             if (self._patience <= 0 or self.dead is not None) and not self._replace_stopped():
                 self._dropping = True
                 return False
-            began = time.monotonic()
-            self._inbox += self._receive()
+            began = time.monotonic()  # a sleep may take ten times as long on busy cores
             time.sleep(POLL_SECONDS)
-            self._patience -= time.monotonic() - began  # on busy cores, ten times what was asked for
+            self._patience -= min(time.monotonic() - began, MOST_SECONDS)
+            self._inbox += self._receive()
         if self.ring.used < self.ring.size // 2:
             self._patience = self.settings.max_wait
         self._dropping = False
@@ -170,7 +173,6 @@ class RecorderLink:
         if self.dead is not None or not is_stopped(self._running):
             return False
         self._start_successor("it was stopped")
-        self._patience = self.settings.max_wait
         return self.dead is None
 
     def _announce(self) -> None:
@@ -322,6 +324,7 @@ class RecorderLink:
         except OSError as error:
             self._give_up(f"no recorder can be started: {error}")
             return
+        self._patience = self.settings.max_wait
         self._announce()
 
     def _give_up(self, reason: str) -> None:

@@ -5,6 +5,8 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import ZEROS
 
@@ -243,7 +245,7 @@ SCALARS = ("loss", "learning_rate", "loss_scale", "found_inf", "step_seconds", "
 @pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
 @pytest.mark.parametrize("alike", [False, True])
 def test_no_number_of_a_broken_training_ends_a_rule_or_makes_a_warning(share, alike):
-    """A recorder shares the training's terminal; pytest raises NumPy's warnings."""
+    """A recorder in a thread shares the training's terminal; pytest raises NumPy's warnings."""
     draw, records = np.random.default_rng(3), Records()
     layouts = [records.table.layout_id(Layout(shape, dtype, n)) for shape, dtype, n in LAYOUTS]
     keys = [(scalar, scalar) for scalar in SCALARS] + [("input.0", "activation_input")]
@@ -260,15 +262,38 @@ def test_no_number_of_a_broken_training_ends_a_rule_or_makes_a_warning(share, al
             detection.certain(record)
 
 
-def test_a_rule_that_fails_is_named_and_ends_no_other():
-    def planted(record, table):
-        raise ZeroDivisionError("planted")
+def raising(record, table):
+    raise ZeroDivisionError("planted")
 
+
+def no_finding(record, table):
+    return [None]
+
+
+def no_number(record, table):
+    return [Finding(0, 0, "spike", "own", "norm", None, 1.0, 9.0)]
+
+
+@pytest.mark.parametrize("planted", [raising, no_finding, no_number])
+def test_a_rule_that_fails_is_named_and_ends_no_other(planted):
     records, failed = Records(), []
     detection = Detection(records.table, own=[planted], failed=lambda *found: failed.append(found))
     assert healthy(records, detection, 40, (W,)) == []
-    [(name, error)] = failed
-    assert (name, str(error)) == ("planted", "planted")
+    [(name, _)] = failed
+    assert name == f"{__name__}:{planted.__name__}"
     assert [found.kind for found in detection.judge(records.step(40, {W: NAN}))] == ["nonfinite"]
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises((ZeroDivisionError, TypeError)):
         Detection(records.table, own=[planted]).judge(records.step(0, {W: 1.0}))
+
+
+def test_what_a_rule_that_has_failed_had_learned_is_not_saved(monkeypatch):
+    records = Records()
+    detection = Detection(records.table, failed=lambda *found: None)
+    assert LearningRateRule.state_key in detection.state()
+    monkeypatch.setattr(LearningRateRule, "judge", raising)
+    assert healthy(records, detection, 3, (W,)) == []
+    assert LearningRateRule.state_key not in detection.state()
+    resumed = Detection(records.table)
+    resumed.load(detection.state())
+    monkeypatch.undo()
+    assert healthy(records, resumed, 3, (W,), start=3) == []

@@ -120,34 +120,36 @@ class RankPool:
         """
         if not self.processes:
             self._start()
+        found = [None] * self.size
         for rank, pipe in enumerate(self.pipes):
             extra = {} if per_rank is None else per_rank(rank)
-            pipe.send((function.__module__, function.__name__, args, {**kwargs, **extra}))
-        found = [None] * self.size
+            try:
+                pipe.send((function.__module__, function.__name__, args, {**kwargs, **extra}))
+            except OSError:
+                raise self._death(rank, found) from None
         end = time.monotonic() + timeout
         while None in found:
             waiting = [rank for rank in range(self.size) if found[rank] is None]
             ready = multiprocessing.connection.wait([self.pipes[r] for r in waiting], end - time.monotonic())
             if not ready:
-                failed = [f"rank {r}: {f[1][1]}\n{f[1][2]}" for r, f in enumerate(found) if f and not f[0]]
                 self.close()
-                raise RankFailure(waiting[0], "TimeoutError", f"no answer within {timeout} s", "\n".join(failed))
+                raise RankFailure(waiting[0], "TimeoutError", f"no answer within {timeout} s", _failures(found))
             for rank in map(self.pipes.index, ready):
                 try:
                     found[rank] = self.pipes[rank].recv()
                 except (EOFError, ConnectionResetError):
-                    raise self._death(rank) from None
+                    raise self._death(rank, found) from None
             if any(f is not None and not f[0] for f in found):
                 end = min(end, time.monotonic() + GRACE_SECONDS)
         if any(not done and OF_TORCH in result[1] for done, result in found):
             pytest.skip("fully_shard of this torch (2.6) does not train on the CPU, watched or not")
         return found
 
-    def _death(self, rank):
+    def _death(self, rank, found):
         process = self.processes[rank]
         process.join(GRACE_SECONDS)
         self.close()
-        return RankFailure(rank, "EOFError", f"the process has died, exit code {process.exitcode}", "")
+        return RankFailure(rank, "EOFError", f"the process has died, exit code {process.exitcode}", _failures(found))
 
     def run(self, function, *args, **kwargs):
         """Run `function` on every rank; return the results, in the order of ranks."""
@@ -165,3 +167,8 @@ class RankPool:
             if process.is_alive():
                 process.kill()
         self.pipes, self.processes = [], []
+
+
+def _failures(found):
+    """Return what the ranks that have failed say."""
+    return "\n".join(f"rank {r}: {f[1][1]}\n{f[1][2]}" for r, f in enumerate(found) if f and not f[0])

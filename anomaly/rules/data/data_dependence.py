@@ -94,13 +94,10 @@ class DataDependence:
                 self._found.setdefault(series_id, deque(maxlen=MOST_FOUND)).append(self._taken)
 
     def saved(self, size: int) -> dict[str, Any]:
-        """Return the count of records, and of each of the first `size` series its sizes and when it was dependent."""
-        sizes = [list(self._sizes.get(i, ())) for i in range(size)]
-        return {
-            "records": self._taken,
-            "sizes": sizes,
-            "dependent": [list(self._found.get(i, ())) for i in range(size)],
-        }
+        """Return the count of records, and the sizes of inputs and when they were dependent, by their positions."""
+        sizes = {str(i): list(each) for i, each in self._sizes.items() if i < size}
+        dependent = {str(i): list(times) for i, times in self._found.items() if i < size}
+        return {"records": self._taken, "sizes": sizes, "dependent": dependent}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore the count of records, and forget all series."""
@@ -110,7 +107,7 @@ class DataDependence:
 
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Restore a series from `position` of the saved ones."""
-        if saved["sizes"][position]:
-            self._sizes[series_id] = deque(map(float, saved["sizes"][position]), maxlen=SAMPLES + LEFT_OUT)
-        if saved["dependent"][position]:
-            self._found[series_id] = deque(map(int, saved["dependent"][position]), maxlen=MOST_FOUND)
+        if sizes := saved["sizes"].get(str(position)):
+            self._sizes[series_id] = deque(map(float, sizes), maxlen=SAMPLES + LEFT_OUT)
+        if dependent := saved["dependent"].get(str(position)):
+            self._found[series_id] = deque(map(int, dependent), maxlen=MOST_FOUND)

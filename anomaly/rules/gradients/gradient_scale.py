@@ -155,7 +155,10 @@ class GradientScaleRule(Rule):
         levels, spreads, losses = zip(*self._levels, strict=True)
         if level - statistics.fmean(levels[-4:]) < LEAST_FACTOR:
             return False
-        low, high = float(np.nanmin(losses)), float(np.nanmax(losses))
+        known: list[float] = [loss for loss in losses if not math.isnan(loss)]
+        if not known:
+            return False
+        low, high = min(known), max(known)
         margin = LOSS_MARGIN * (high - low)
         uniform = spread <= UNIFORM * max(statistics.median(spreads), 0.02)
         return uniform and low - margin <= self._loss <= high + margin

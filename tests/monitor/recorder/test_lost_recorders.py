@@ -58,6 +58,8 @@ def test_a_stopped_recorder_is_replaced_when_the_ring_is_full(out, caplog):
             stop(process)
         if step == 300:  # the ring is more than half full: this is for the successor, however busy the machine
             link.settings = replace(link.settings, config=patient)
+            assert link.ring.used > link.ring.size // 2
+            assert link.relay == 0
 
     train(model, optimizer, 500, monitor, before_step=before_step)
     monitor.close()

@@ -14,7 +14,7 @@ OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
 AT = 120
 
 
-def run(block, change, steps=AT + 8, seed=0, resumed=False):
+def run(block, change, steps=AT + 8, seed=0, resumed=""):
     """Return the alarms from `AT` on; the data are of one size for `block` steps each, and all swing with them."""
     records, random, found = Records(), np.random.default_rng(seed), []
     detection, size = Detection(records.table), 1.0
@@ -24,7 +24,8 @@ def run(block, change, steps=AT + 8, seed=0, resumed=False):
         noise = lambda: size * float(np.exp(0.01 * random.standard_normal()))  # noqa: E731
         sizes = {key: noise() for key in (DATA, *OUT, LOSS)}
         if step == AT and resumed:
-            state, detection = json.loads(json.dumps(detection.state())), Detection(records.table)
+            state = json.loads(json.dumps(detection.state()))
+            detection = detection if resumed == "here" else Detection(records.table)
             detection.load(state)
         if step >= AT:
             sizes = {key: value * change.get(key, 1.0) for key, value in sizes.items()}
@@ -34,7 +35,7 @@ def run(block, change, steps=AT + 8, seed=0, resumed=False):
 
 @pytest.mark.parametrize(("block", "told"), [(1, True), (4, False)])
 @pytest.mark.parametrize("change", [{OUT[3]: 2.7}, {LOSS: 4.0}])
-@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("resumed", ["", "here", "anew"])
 def test_a_rollout_unlike_the_others_is_no_other_level_of_a_module_nor_of_the_loss(block, told, change, resumed):
     [(name, _)] = change
     assert (name in run(block, change, resumed=resumed)) == told

@@ -5,6 +5,7 @@ import math
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.gradients.gradient_scale import WAIT, YOUNG, GradientScaleRule
 from trainsentry.collectors.series import Layout
 
@@ -67,3 +68,13 @@ def test_a_rate_that_rises_again_and_again_excuses_what_begins_between(alone, ju
     cycle = lambda s: {rate: 1.0 if s % 20 < 10 else 0.1, **sizes(s)}  # noqa: E731
     found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), cycle)
     assert [f.step for f in found] == [at]
+
+
+def test_losses_that_were_no_numbers_tell_nothing_and_make_no_warning():
+    """NumPy's warnings are raised; the leap is told at the first step whose loss can be compared with another."""
+    records, at = Records(), YOUNG + 20
+    detection, sizes, told = Detection(records.table), growing(at), []
+    for step in range(at + WAIT + 4):
+        found = detection.judge(records.step(step, sizes(step) | {LOSS: 2.0 if step >= at else math.nan}))
+        told += [a.step for a in found if a.detector == GradientScaleRule.name]
+    assert told == [at + 1]
