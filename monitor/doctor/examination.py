@@ -47,7 +47,7 @@ def _examine_mindspore(device_name: str) -> Iterator[Check]:
 def _examine_torch(device_name: str) -> Iterator[Check]:
     from trainsentry.collectors.torch.device.registry import known_devices
     from trainsentry.monitor.doctor.torch_device import AUTO, chosen_device, device_checks
-    from trainsentry.monitor.doctor.torch_ranks import join, launched_ranks, rank_checks
+    from trainsentry.monitor.doctor.torch_ranks import join, launched_ranks, leave, rank_checks
     from trainsentry.monitor.doctor.torch_training import training_checks
 
     device = chosen_device(device_name)
@@ -61,6 +61,7 @@ def _examine_torch(device_name: str) -> Iterator[Check]:
         return
     if launched_ranks() > 1:
         yield from attempt("ranks", lambda: rank_checks(device))
+        leave()
     else:
         yield from attempt("training", lambda: training_checks(device))
 

@@ -49,6 +49,11 @@ def rank_checks(device: Device) -> Iterator[Check]:
     yield _harm(losses)
 
 
+def leave() -> None:
+    """Leave the ranks: the threads of a process group that is still there as a process ends may abort it."""
+    dist.destroy_process_group()
+
+
 def _reduced(device: Device) -> Check:
     size = dist.get_world_size()
     x = torch.ones(ELEMENTS, device=device.type)
