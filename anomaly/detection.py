@@ -13,7 +13,7 @@ from trainsentry.anomaly.baselines.late_scalars import LateScalars
 from trainsentry.anomaly.baselines.outlier_detector import OutlierDetector
 from trainsentry.anomaly.finding import Finding, checked
 from trainsentry.anomaly.incidents.provenance import Provenance, name_of, quantity_of
-from trainsentry.anomaly.learned_state import SavedSeries, described, is_current
+from trainsentry.anomaly.learned_state import LEARNED_STATE, SavedSeries, described, is_current
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.registry import rules
 from trainsentry.anomaly.rules.rule import Observed, Rule
@@ -29,6 +29,9 @@ LOOK_BACK: Final = 8
 
 Failed = Callable[[str, Exception], None]
 """Takes the name of a rule that has failed, and the exception."""
+
+Unfit = list[tuple[str, Exception]]
+"""Parts of a learned state that could not be taken over, each with why not."""
 
 _WHOLE_RUN: Final = Series("training", "training", scalar=True)
 """The series of a finding that concerns the training as a whole."""
@@ -150,14 +153,18 @@ class Detection:
         try:
             found = [checked(finding) for finding in rule.judge(observed)]
             wrong_rows = _of_rows(rule.wrong_rows, len(observed.record))
-        except Exception as error:
-            if self._failed is None:
-                raise
-            self._judges.remove(rule)
-            self._rules = [other for other in self._rules if other is not rule]
-            self._failed(rule.name, error)
+        except Exception as error:  # noqa: BLE001 - a rule may raise anything
+            self._turn_off(rule, error)
             return [], None
         return found, wrong_rows
+
+    def _turn_off(self, rule: Rule | UserDetector, error: Exception) -> None:
+        """Report a rule that fails, and leave it out from now on; without `failed`, raise."""
+        if self._failed is None:
+            raise error
+        self._judges.remove(rule)
+        self._rules = [other for other in self._rules if other is not rule]
+        self._failed(rule.name, error)
 
     def _take_candidates(self, records: int) -> list[Anomaly]:
         """Return the odd rows of the last records, which an alarm over several records includes; forget the others."""
@@ -212,22 +219,57 @@ class Detection:
         self._grow()
         count = len(self.table.series)
         state = {**described(self.table, count), **self._outliers.saved(count)}
-        return state | {rule.state_key: rule.saved(count) for rule in self._rules if rule.state_key is not None}
+        for rule in self._rules:
+            if rule.state_key is not None:
+                try:
+                    state[rule.state_key] = rule.saved(count)
+                except Exception as error:  # noqa: BLE001 - a rule may raise anything
+                    self._turn_off(rule, error)
+        return state
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Any]) -> Unfit:
         """Go on from the state of an earlier run; each series takes its part when it is next seen.
 
-        A state of an earlier version is ignored: the detectors start without a history.
+        A state of an earlier version is ignored: the detectors start without a history. So they do where a part of the
+        state is unfit, and the rule alone where it is a rule's part. Return what was unfit.
         """
+        self._provenance.go_back()
+        self._finite.values[:] = -1
         if not is_current(state):
-            return
+            return []
+        try:
+            unfit = self._unfit_rules(state)
+            names = {rule.state_key for rule, _ in unfit}
+            self._take_over({key: part for key, part in state.items() if key not in names})
+        except Exception as error:  # noqa: BLE001 - what a file holds may raise anything
+            return [(LEARNED_STATE, error)]
+        return [(f"{LEARNED_STATE} of rule {rule.name}", error) for rule, error in unfit]
+
+    def _unfit_rules(self, state: dict[str, Any]) -> list[tuple[Rule, Exception]]:
+        """Return the rules that cannot take their part of a state over; raise where the baselines cannot.
+
+        A detection made for it takes over every series at once, so that this one never gets half of a part.
+        """
+        saved, unfit = SavedSeries(state), []
+        trial = Detection(saved.table())
+        trial._arrays.grow()
+        series = list(saved.new(trial.table))
+        trial._outliers.load(state)
+        for series_id, position in series:
+            trial._outliers.adopt(series_id, state, position)
+        for rule in trial._rules:
+            try:
+                _restore(rule, state, series)
+            except Exception as error:  # noqa: BLE001 - what a file holds may raise anything
+                unfit.append((rule, error))
+        return unfit
+
+    def _take_over(self, state: dict[str, Any]) -> None:
         self._saved = SavedSeries(state)
         self._outliers.load(state)
         for rule in self._rules:
             if rule.state_key in state:
                 rule.load(state[rule.state_key])
-        self._provenance.go_back()
-        self._finite.values[:] = -1
 
     def _grow(self) -> None:
         """Take in new series and layouts; give new series their saved state."""
@@ -239,6 +281,14 @@ class Detection:
             for rule in self._rules:
                 if rule.state_key in self._saved.state:
                     rule.adopt(series_id, self._saved.state[rule.state_key], position)
+
+
+def _restore(rule: Rule, state: dict[str, Any], series: list[tuple[int, int]]) -> None:
+    """Give a rule its part of a state, with all series, by id and saved position."""
+    if rule.state_key in state:
+        rule.load(state[rule.state_key])
+        for series_id, position in series:
+            rule.adopt(series_id, state[rule.state_key], position)
 
 
 def _of_rows(mask: Mask | None, count: int) -> Mask | None:

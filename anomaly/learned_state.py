@@ -7,6 +7,9 @@ from trainsentry.collectors.series import Series, SeriesTable
 
 VERSION: Final = 3
 
+LEARNED_STATE: Final = "learned state"
+"""What a state that cannot be taken over is called in the log and in the gaps."""
+
 
 def described(table: SeriesTable, count: int) -> dict[str, Any]:
     """Return the version of the format, and the first `count` series; per-series state is kept in their order."""
@@ -25,6 +28,18 @@ class SavedSeries:
         self.state = state
         self._positions = {tuple(key): position for position, key in enumerate(state["series"])}
         self._looked_at = 0
+
+    def table(self) -> SeriesTable:
+        """Return a table of the saved series.
+
+        Raises:
+            ValueError: when series have keys of another shape.
+
+        """
+        table = SeriesTable()
+        for name, quantity, micro_step, vpp_stage in self._positions:
+            table.series_id(Series(name, quantity, micro_step=micro_step, vpp_stage=vpp_stage))
+        return table
 
     def new(self, table: SeriesTable) -> Iterator[tuple[int, int]]:
         """Yield id and saved position of the saved series that were defined since the last call."""

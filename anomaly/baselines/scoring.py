@@ -287,7 +287,7 @@ class Scoring:
 
     def load_groups(self, saved: dict[str, Any]) -> None:
         """Restore the saved tails and common changes."""
-        self._records = saved.get("records", MEANS_AFTER)
+        self._records = int(saved.get("records", MEANS_AFTER))
         self.common.load(saved)
         for name in saved["kinds"]:
             number = self.groups.number(name)

@@ -1,5 +1,6 @@
 """The whole examination: which checks there are for a device, in their order, and the file that they make."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -47,22 +48,19 @@ def _examine_mindspore(device_name: str) -> Iterator[Check]:
 def _examine_torch(device_name: str) -> Iterator[Check]:
     from trainsentry.collectors.torch.device.registry import known_devices
     from trainsentry.monitor.doctor.torch_device import AUTO, chosen_device, device_checks
-    from trainsentry.monitor.doctor.torch_ranks import join, launched_ranks, leave, rank_checks
+    from trainsentry.monitor.doctor.torch_ranks import joined, launched_ranks, rank_checks
     from trainsentry.monitor.doctor.torch_training import training_checks
 
     device = chosen_device(device_name)
     if device is None:
         names = ", ".join([AUTO, *(d.type for d in known_devices())])
         raise UnknownDeviceError(f"--device: got {device_name!r}; allowed: {names}")
-    if launched_ranks() > 1 and device.is_available():
-        join(device)
-    yield from attempt("device", lambda: device_checks(device))
-    if not device.is_available():
-        return
-    if launched_ranks() > 1:
-        yield from attempt("ranks", lambda: rank_checks(device))
-        leave()
-    else:
+    among_ranks = launched_ranks() > 1 and device.is_available()
+    with joined(device) if among_ranks else contextlib.nullcontext():
+        yield from attempt("device", lambda: device_checks(device))
+        if among_ranks:
+            yield from attempt("ranks", lambda: rank_checks(device))
+    if device.is_available() and not among_ranks:
         yield from attempt("training", lambda: training_checks(device))
 
 

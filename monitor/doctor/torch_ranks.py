@@ -27,15 +27,25 @@ def launched_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def join(device: Device) -> int:
-    """Join the ranks over the device's usual backend, and use one device a rank; return this rank."""
+@contextlib.contextmanager
+def joined(device: Device) -> Iterator[None]:
+    """Join the ranks over the device's usual backend, with one device a rank; leave them at the end.
+
+    A process group that is still there as its process ends leaves threads that may abort it. One that somebody else
+    made is used, and left to them.
+    """
     if not device.on_host:
         number = int(os.environ.get("LOCAL_RANK", "0")) % max(len(device.devices()), 1)
         device.module.set_device(number)
-    if not dist.is_initialized():
-        names = dict.fromkeys((f"cpu:{CPU.collectives}", f"{device.type}:{device.collectives}"))
-        dist.init_process_group(",".join(names))
-    return dist.get_rank()
+    if dist.is_initialized():
+        yield
+        return
+    names = dict.fromkeys((f"cpu:{CPU.collectives}", f"{device.type}:{device.collectives}"))
+    dist.init_process_group(",".join(names))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def rank_checks(device: Device) -> Iterator[Check]:
@@ -47,11 +57,6 @@ def rank_checks(device: Device) -> Iterator[Check]:
         losses = _train(device), _train(device, str(shared[0]))
         dist.barrier()
     yield _harm(losses)
-
-
-def leave() -> None:
-    """Leave the ranks: the threads of a process group that is still there as a process ends may abort it."""
-    dist.destroy_process_group()
 
 
 def _reduced(device: Device) -> Check:

@@ -305,7 +305,8 @@ class Session:
     def _load(self, state: dict[str, Any] | None, step: int) -> None:
         """Resume from a checkpoint: load its detector state, and open new files if the steps go back."""
         if self.detection is not None and state:
-            self.detection.load(state)
+            for part, error in self.detection.load(state):
+                self.failed(part, error, step)
         if step > self.step:
             return
         self.incidents.go_back()

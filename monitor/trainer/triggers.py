@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trainsentry.anomaly.incident import Incident
+from trainsentry.anomaly.learned_state import LEARNED_STATE
 from trainsentry.anomaly.overflow import OverflowRule
 from trainsentry.collectors.guard import Guard
 from trainsentry.exporters.short_text import counted
@@ -19,12 +20,13 @@ from trainsentry.monitor.trainer.targeted_dump import PART as DUMP
 
 logger = logging.getLogger("trainsentry")
 
-WRITERS: Final = {
+PARTS: Final = {
     "csv": "csv (the tables)",
     "tensorboard": "tensorboard (the event file)",
     "journal": "journal (incidents.jsonl, anomalies.jsonl, status.json)",
+    LEARNED_STATE: f"{LEARNED_STATE} (what the detectors know of the past; they begin without it)",
 }
-"""The names of the recorder's writers in log messages."""
+"""The names of the recorder's parts in log messages, where a word says too little."""
 
 SUSPICION_DISTANCE: Final = 10
 """Fewest steps between two steps sampled for a suspicion, so that they cost no more than the default sampling."""
@@ -84,7 +86,7 @@ class Triggers:
             elif message["type"] in {messages.FAILURE, messages.TROUBLE}:
                 self._report_trouble(message)
             elif message["type"] == messages.GOES_ON:
-                logger.warning("trainsentry: %s can be written again", WRITERS.get(message["part"], message["part"]))
+                logger.warning("trainsentry: %s can be written again", PARTS.get(message["part"], message["part"]))
 
     def _receive_incident(self, message: dict[str, Any]) -> None:
         incident = Incident.from_json(message["incident"])
@@ -118,7 +120,7 @@ class Triggers:
     def _report_trouble(self, message: dict[str, Any]) -> None:
         """Log that a part of the recorder failed, or that it cannot write now."""
         part, text = message["part"], message["message"]
-        name = WRITERS.get(part, part)
+        name = PARTS.get(part, part)
         since = f"from step {message['step']} on" if message["step"] >= 0 else "from the start"
         if message["type"] == messages.FAILURE:
             logger.error("trainsentry: %s is off %s: %s", name, since, text)

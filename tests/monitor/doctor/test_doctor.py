@@ -6,14 +6,17 @@ import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.demo.model import GptConfig
 from trainsentry.monitor.doctor import machine, torch_device, torch_training
 from trainsentry.monitor.doctor.check import Check, attempt, without_secrets
+from trainsentry.monitor.doctor.torch_ranks import joined
 
 SECRET = "hf_Zx8Qw2Lk9Vb3Nm7Rt5Yp1Ds4Gh6Jf0Kc"
 
@@ -107,7 +110,12 @@ def test_any_error_text_can_be_shown(text):
 def test_ranks_are_examined_under_a_launcher(tmp_path):
     out = tmp_path / "doctor.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    script = "from trainsentry.monitor.cli.app import main; main()"
+    script = (
+        "import torch.distributed as dist\n"
+        "from trainsentry.monitor.cli.app import main\n"
+        "try: main()\n"
+        "finally: assert not dist.is_initialized(), 'the ranks were not left'\n"
+    )
     ran = subprocess.run(
         [*command, sys.executable, "-c", script, "doctor", "--device", "cpu", "--out", str(out)],
         capture_output=True, text=True, timeout=600,
@@ -117,3 +125,13 @@ def test_ranks_are_examined_under_a_launcher(tmp_path):
     assert states["2 ranks over gloo"] == "OK"
     assert states["no harm among ranks"] == "OK"
     assert ran.stdout.count("what to do") == 1  # rank 0 alone prints
+
+
+def test_a_process_group_that_somebody_else_made_is_left_to_them():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with joined(CPU):
+            assert dist.is_initialized()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()

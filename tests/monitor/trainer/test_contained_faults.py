@@ -1,9 +1,10 @@
 """A fault in the trainer's part of the monitor is logged once and counted, and training goes on."""
 
 import pytest
-from tiny_models import flip_bit, train
-from watched import STEPS, bare, errors, make, plant, status
+from tiny_models import EVERY_STEP, flip_bit, train
+from watched import STEPS, bare, errors, gaps, make, plant, rows, status
 
+import trainsentry
 from trainsentry.collectors.torch import saving, watch
 from trainsentry.collectors.torch.hooks import activations
 from trainsentry.collectors.torch.parameters import gradient_reader, model_state, readers
@@ -71,3 +72,19 @@ def test_a_dump_that_fails_in_a_hook_is_given_up_and_its_hooks_are_gone(out, mon
     assert len(lines) == 1
     assert "No space left" in lines[0]
     assert "Traceback" not in lines[0]
+
+
+def test_a_checkpoint_whose_learned_state_is_unfit_costs_that_state_alone(out, tmp_path, caplog):
+    model, optimizer, first = make(tmp_path / "first")
+    with first:
+        train(model, optimizer, STEPS, first)
+        state = first.state_dict()
+    del state["detection"]["state"]
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": EVERY_STEP})
+    monitor.load_state_dict(state)
+    with monitor.watch(model, optimizer):
+        train(model, optimizer, STEPS, monitor)
+    assert gaps(out) == [("learned state", STEPS, STEPS)]
+    assert sum(rows(out, name=f"_{STEPS}-999.csv").values()) == 4 * STEPS
+    [line] = [r.getMessage() for r in errors(caplog)]
+    assert line.startswith("trainsentry: learned state (what the detectors know of the past; they begin without it)")

@@ -1,0 +1,75 @@
+"""A learned state that is unfit, or cannot be saved, is named; nothing of it stays, and detection goes on."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from step_records import Records
+
+from trainsentry.anomaly.detection import Detection
+from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
+from trainsentry.anomaly.rules.registry import rules
+
+W, G = ("fc.weight", "gradient"), ("fc.weight", "parameter")
+rng = np.random.default_rng(0)
+
+
+def healthy(records, detection, steps, start=0):
+    found = []
+    for step in range(start, start + steps):
+        found += detection.judge(
+            records.step(step, {key: float(np.exp(0.1 * rng.standard_normal())) for key in (W, G)})
+        )
+    return found
+
+
+@cache
+def saved_state():
+    """Return records and the state of a detection that has seen 40 of them."""
+    records = Records()
+    detection = Detection(records.table)
+    assert healthy(records, detection, 40) == []
+    return records, detection.state()
+
+
+def cut(part):
+    """Return a part of a state with every list emptied."""
+    if isinstance(part, dict):
+        return {key: cut(each) for key, each in part.items()}
+    return [] if isinstance(part, list) else part
+
+
+KEPT_APART = {rule.state_key for rule in rules() if rule.state_key is not None}
+
+
+@pytest.mark.parametrize("key", sorted(saved_state()[1]))
+@pytest.mark.parametrize("made", [cut, lambda part: None, lambda part: [{"x": math.nan}], lambda part: "x"])
+def test_an_unfit_part_of_a_state_is_named_and_leaves_nothing_behind(key, made):
+    records, state = saved_state()
+    if key == "version":
+        return
+    resumed, fresh = Detection(records.table), Detection(records.table)
+    unfit = resumed.load({**state, key: made(state[key])})
+    if key not in KEPT_APART:
+        assert {part for part, _ in unfit} <= {"learned state"}
+        if unfit:
+            assert resumed.state() == fresh.state()
+    else:
+        names = {f"learned state of rule {rule.name}" for rule in rules() if rule.state_key == key}
+        assert {part for part, _ in unfit} <= names
+        assert (resumed.state()["count"], fresh.state()["count"]) == (state["count"], [0] * len(state["count"]))
+    assert healthy(records, resumed, 3, start=40) == []
+
+
+def _raise(*args):
+    raise ZeroDivisionError("planted")
+
+
+def test_a_rule_that_cannot_save_is_off_and_all_others_are_saved(monkeypatch):
+    records, failed = Records(), []
+    detection = Detection(records.table, failed=lambda *found: failed.append(found))
+    whole = set(detection.state())
+    monkeypatch.setattr(LearningRateRule, "saved", _raise)
+    assert whole - set(detection.state()) == {LearningRateRule.state_key}
+    assert [name for name, _ in failed] == [LearningRateRule.name]
