@@ -27,6 +27,10 @@ PASSES: Final = "passes"
 AUTOCAST: Final = "autocast"
 """The dtype of autocast in a training pass, or `off`; by the outermost module."""
 
+WRITES: Final = "gradient writes"
+"""How often gradients were written before an update beyond once a pass, every count there was: `0 1`. Clipping,
+unscaling and casting write once more each."""
+
 OPERATIONS: Final = "operations"
 """The operations of a module's forward pass and their numbers, `add 1, gelu 1`, where they were steady for a while."""
 

@@ -19,17 +19,21 @@ from trainsentry.collectors.run_settings import (
     PASSES,
     SOFTWARE,
     TRAINED,
+    WRITES,
     Settings,
 )
 
 LEAST_CHANGE: Final = math.log(1.2)
 """Smallest change of a constant, |log ratio|: a schedule, as of dropout, moves by less from one step to the next."""
 
-OF_THE_RANK: Final = frozenset({INPUT, PASSES, OPERATIONS})
+OF_THE_RANK: Final = frozenset({INPUT, PASSES, OPERATIONS, WRITES})
 """Settings that differ between the stages of a pipeline, and that programs choose by the number of ranks."""
 
-NOT_OF_MODULES: Final = frozenset({INPUT, PASSES, OPTIMIZER})
+NOT_OF_MODULES: Final = frozenset({INPUT, PASSES, OPTIMIZER, OPERATIONS, WRITES})
 """Settings that leave the operations of modules as they are; what any other changes, operations follow."""
+
+NOT_OF_GRADIENTS: Final = frozenset({INPUT, CONSTANT, MODE, CLASS, OPERATIONS, WRITES})
+"""Settings that leave the number of writes of a gradient as it is; what any other changes, the number follows."""
 
 MOST_SHOWN: Final = 3
 """Operations that a sentence names on each side."""
@@ -64,8 +68,11 @@ def setting_changes(ranks: Mapping[int, Resumed]) -> list[SettingChange]:
         changes: dict[tuple[str, Any, Any], list[str]] = {}
         of_rank = list(_changes(resumed.saved.settings, resumed.settings))
         left_out = {SOFTWARE} if resumed.is_own else {SOFTWARE, *OF_THE_RANK}
-        if any(what not in {*NOT_OF_MODULES, OPERATIONS} for what, *_ in of_rank):
+        kinds = {CONSTANT if what.startswith(CONSTANT) else what for what, *_ in of_rank}
+        if kinds - NOT_OF_MODULES:
             left_out.add(OPERATIONS)
+        if kinds - NOT_OF_GRADIENTS:
+            left_out.add(WRITES)
         for what, name, was, now in of_rank:
             if what not in left_out:
                 changes.setdefault((what, was, now), []).append(name)
@@ -82,7 +89,9 @@ def _changes(saved: Settings, now: Settings) -> Iterator[tuple[str, str, Any, An
         if what in {OPTIMIZER, PASSES, AUTOCAST} and before.keys() != after.keys():
             continue  # optimizers, or models, of another number do not correspond
         for name, was in before.items():
-            if name in after and not _are_alike(was, after[name]):
+            if name not in after or (what == WRITES and set(after[name].split()) <= set(was.split())):
+                continue  # at its first update a run has had one count of several
+            if not _are_alike(was, after[name]):
                 yield what, name, was, after[name]
 
 
@@ -115,9 +124,24 @@ def _words(what: str, names: list[str], was: Any, now: Any) -> str:
     modules = _listed("module", names)
     if what == OPERATIONS:
         return f"{modules} computes otherwise ({_difference(was, now)}) than"
+    if what == WRITES:
+        return _written(was, now)
     if what in _WORDS:
         return _WORDS[what].format(name=names[0], modules=modules, was=was, now=now)
     return f"{what.removeprefix(CONSTANT)} of {modules} is {now:.6g}, and was {was:.6g}"
+
+
+def _written(was: str, now: str) -> str:
+    """Return how often gradients are written now, and were; and what makes the difference.
+
+    >>> _written("1 2", "0")
+    'gradients are written 0 times before an update (no longer clipped, unscaled or cast), and were 1 or 2 times'
+    """
+    before, after = ([int(count) for count in text.split()] for text in (was, now))
+    fewer = max(after) < min(before)
+    reason = "no longer clipped, unscaled or cast" if fewer else "clipped, unscaled or cast otherwise"
+    was_times, now_times = (" or ".join(map(str, c)) + (" time" if c == [1] else " times") for c in (before, after))
+    return f"gradients are written {now_times} before an update ({reason}), and were {was_times}"
 
 
 def _difference(was: str, now: str) -> str:

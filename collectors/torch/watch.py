@@ -101,7 +101,7 @@ class TorchWatch(WatchedModel):
         self._inputs, self.operations = self._activations.inputs, self._activations.operations
         self.capture.batches = self._inputs.batches
         self._optimized = OptimizedParameters(self.names, self._gradients.order)
-        self._state = ModelState(self.rows, guard, settings, self._optimized)
+        self.model_state = ModelState(self.rows, guard, settings, self._optimized)
         self._additions = AddedModules(guard)
         self._writes: CollectiveWrites | None = None
         self._awaits_optimizer = self._names_grew = False
@@ -173,7 +173,7 @@ class TorchWatch(WatchedModel):
 
         Inside compiled graphs, the hooks stay as they were traced.
         """
-        self.settings = self._state.settings = settings
+        self.settings = self.model_state.settings = settings
         self._gradients.adopt(settings)
         self._activations.forward, self._activations.backward = settings.forward, settings.backward
         modules, parameters = [m.name for m in self.names.modules], [p.name for p in self.names.parameters]
@@ -299,22 +299,22 @@ class TorchWatch(WatchedModel):
         micro_step = self._micro_step_of(optimizer)
         self.guard.run(ACTIVATIONS, self.rows.read_gathered)  # an activation may share the memory of a weight
         if self.in_window:
-            self._state.read_options(optimizer)
+            self.model_state.read_options(optimizer)
             if gradients_ready:
                 replayed = self._captures.has_replayed
-                self._state.count_writes(optimizer, self._passes.micro_steps, is_replayed=replayed)
-        if self._plan and self._state.has_lost_state(optimizer):  # before the next sample it may be rebuilt
+                self.model_state.count_writes(optimizer, self._passes.micro_steps, is_replayed=replayed)
+        if self._plan and self.model_state.has_lost_state(optimizer):  # before the next sample it may be rebuilt
             self._plan |= {PARAMETERS, OPTIMIZER_STATE} & set(self._selections)
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
-        self._state.read_weights(self._plan, optimizer, micro_step, self._read, self.optimizers)
-        self._state.read_state(self._plan, optimizer, micro_step, self._read_state_of)
+        self.model_state.read_weights(self._plan, optimizer, micro_step, self._read, self.optimizers)
+        self.model_state.read_state(self._plan, optimizer, micro_step, self._read_state_of)
         if UPDATES in self._plan:
             owned = self._optimized.owned(UPDATES, optimizer)
             moving = [p for p in owned if gradient_of(p.parameter) is not None or not gradients_ready]
             self.guard.run(UPDATES, self._updates.keep, moving, micro_step)
         if self.in_window:
-            self._state.begin_writes(optimizer, self._optimized.owned("", optimizer))
+            self.model_state.begin_writes(optimizer, self._optimized.owned("", optimizer))
 
     def read_gradients(self, optimizer: Optimizer) -> None:
         """Read the gradients that a closure has computed since `before_update`."""
@@ -325,7 +325,7 @@ class TorchWatch(WatchedModel):
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
         self.after_part(optimizer)
-        self._state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
+        self.model_state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
         self._optimizer_steps[id(optimizer)] += 1
 
     def after_part(self, optimizer: Optimizer) -> None:
@@ -348,7 +348,7 @@ class TorchWatch(WatchedModel):
         if GRADIENTS in self._plan:
             self.guard.run(GRADIENTS, self._gradients.read, self._optimized.selected(GRADIENTS), None, 0)
         selected = self._optimized.selected(PARAMETERS) if PARAMETERS in self._plan else []
-        self._state.read_without_optimizer(self._plan, selected, self.optimizers)
+        self.model_state.read_without_optimizer(self._plan, selected, self.optimizers)
 
     @property
     def data_parallel(self) -> bool:

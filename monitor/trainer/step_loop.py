@@ -218,8 +218,8 @@ class StepLoop:
         if found_inf is not None and self.schedule.plan(self.step):
             self.watch.log(FOUND_INF, found_inf, 0)
         self._has_closure = has_closure
-        self.checkpoint.before_update(self.step, complete=not self.watch.adopted_only)
         self.watch.before_update(optimizer, gradients_ready=not has_closure)
+        self.checkpoint.before_update(self.step, complete=not self.watch.adopted_only)
         self._dump_before_update()
         if not has_closure:
             self._judge()

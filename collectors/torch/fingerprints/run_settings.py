@@ -17,6 +17,7 @@ from trainsentry.collectors.run_settings import (
     PASSES,
     SOFTWARE,
     TRAINED,
+    WRITES,
     Settings,
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
@@ -81,6 +82,8 @@ def _of_training(watch: TorchWatch) -> Iterator[_Setting]:
     yield SOFTWARE, "", f"torch {torch.__version__} on {', '.join(devices)}"
     for number, optimizer in enumerate(watch.optimizers):
         yield OPTIMIZER, str(number), type(optimizer).__name__
+    if watch.model_state.gradient_writes:
+        yield WRITES, "", watch.model_state.gradient_writes
 
 
 def _of_passes(forms: Mapping[str, PassForm]) -> Iterator[_Setting]:

@@ -16,6 +16,9 @@ from trainsentry.collectors.torch.sharding.model_names import ModelNames
 MOST_LOOKED_AT: Final = 64
 """Parameters among which the first gradient is looked for; the rest may be unused in this step."""
 
+MOST_COUNTS: Final = 4
+"""Counts that a training loop has: the first update's, those with and without a clip. More say nothing of it."""
+
 
 class GradientWrites:
     """Appends `gradient_writes.<optimizer>` where it differs from the update before, and `stale_update.<optimizer>`.
@@ -33,6 +36,13 @@ class GradientWrites:
         self._last: weakref.WeakKeyDictionary[Optimizer, tuple[weakref.ref[Tensor], int]] = weakref.WeakKeyDictionary()
         self._modules: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
         self._optimizers = 0
+        self._counts: set[int] = set()
+
+    @property
+    def counts(self) -> str:
+        """Every count of an only optimizer, in order, as a text; empty where there are many, or other optimizers."""
+        few = self._optimizers == 1 and len(self._counts) <= MOST_COUNTS
+        return " ".join(map(str, sorted(self._counts))) if few else ""
 
     def read(self, optimizer: Optimizer, micro_steps: int) -> None:
         """Count the writes before an update that `micro_steps` backward passes precede."""
@@ -58,6 +68,8 @@ class GradientWrites:
     def _append(self, optimizer: Optimizer, writes: int) -> None:
         number, _ = self._known[optimizer]
         self._known[optimizer] = number, writes
+        if len(self._counts) <= MOST_COUNTS:
+            self._counts.add(writes)
         self._add(f"{GRADIENT_WRITES}.{number}", float(writes), optimizer)
 
     def _add(self, name: str, value: float, optimizer: Optimizer) -> None:

@@ -42,6 +42,11 @@ class ModelState:
             rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks))
         )
 
+    @property
+    def gradient_writes(self) -> str:
+        """How often an only optimizer's gradients were written before its updates: every count, as a text."""
+        return self._gradient_writes.counts
+
     def read_options(self, optimizer: Optimizer) -> None:
         """Read the numbers of an optimizer's groups that have changed; at every step, as they cost little."""
         self.guard.run("options", self._options.read, optimizer)

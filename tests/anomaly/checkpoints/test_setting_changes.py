@@ -57,6 +57,18 @@ def test_another_rank_s_state_or_another_world_says_nothing_of_inputs_passes_and
     assert words(saved, now, saved_world=2) == []
 
 
+@pytest.mark.parametrize(("was", "now", "is_told"), [("0 1", "1", False), ("1", "0", True), ("1", "2", True)])
+def test_writes_of_gradients_are_told_where_the_run_had_no_such_count(was, now, is_told):
+    assert bool(words({"gradient writes": {"": was}}, {"gradient writes": {"": now}})) == is_told
+
+
+@pytest.mark.parametrize("other", ["software", "autocast", "passes", "trained", "optimizer"])
+def test_writes_that_follow_another_setting_or_other_software_are_left_out(other):
+    saved = {"gradient writes": {"": "1"}, other: {"": "0"}}
+    said = words(saved, {"gradient writes": {"": "0"}, other: {"": "1"}})
+    assert not any("written" in sentence for sentence in said)
+
+
 def test_operations_that_follow_another_setting_or_other_software_are_left_out():
     saved = {"operations": {"a": "dropout 1, add 1"}, DROPOUT: {"a": 0.1}, "software": {"": "torch 2.13.0 on cpu"}}
     now = {**saved, "operations": {"a": "add 1"}}

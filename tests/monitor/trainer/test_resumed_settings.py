@@ -22,9 +22,10 @@ SAVED = 14
 class Run:
     """A training run of one family, with what a program chooses when it begins or goes on."""
 
-    def __init__(self, family, *, edit=None, optimizer=torch.optim.AdamW, batch=4, passes=1, autocast=None):
+    def __init__(self, family, *, edit=None, optimizer=torch.optim.AdamW, batch=4, passes=1, autocast=None, clip=False):
         torch.manual_seed(0)
-        self.family, self.batch, self.passes, self.autocast = family, batch, passes, autocast
+        self.family, self.batch, self.passes, self.autocast, self.clip = family, batch, passes, autocast, clip
+        self.set_to_none = True
         self.model = family()
         if edit is not None:
             self.model = edit(self.model) or self.model
@@ -43,8 +44,10 @@ class Run:
                 with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
                     loss = self.loss(step, batch(step) if batch else self.batch)
                 loss.backward()
+            if self.clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
-            self.optimizer.zero_grad()
+            self.optimizer.zero_grad(set_to_none=self.set_to_none)
 
     def state(self, monitor):
         parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -134,6 +137,11 @@ CHANGES = {
     "accumulation": (Gpt, {"passes": 3}, "a step has 3 forward passes, and had 1"),
     "autocast": (ResNet, {"autocast": torch.bfloat16}, "autocast is bfloat16, and was off"),
     "optimizer": (Gpt, {"optimizer": torch.optim.Adam}, "the optimizer is Adam, and was AdamW"),
+    "clipping begins": (
+        ResNet,
+        {"clip": True},
+        "gradients are written 1 time before an update (clipped, unscaled or cast otherwise), and were 0 times",
+    ),
 }
 
 
@@ -141,6 +149,19 @@ CHANGES = {
 def test_a_setting_that_is_another_after_the_resume_is_named_with_both_values(states, out, what):
     family, settings, sentence = CHANGES[what]
     assert resumed(Run(family, **settings), states(family), out) == [sentence]
+
+
+@pytest.mark.parametrize("family", [Gpt, ResNet])
+@pytest.mark.parametrize(("set_to_none", "were"), [(True, "1 time"), (False, "1 or 3 times")])
+def test_clipping_that_a_resumed_run_forgets_is_told_and_clipping_that_goes_on_is_not(out, family, set_to_none, were):
+    before, after = Run(family, clip=True), [Run(family, clip=clip) for clip in (True, False)]
+    for run in (before, *after):
+        run.set_to_none = set_to_none
+    state = saved_by(before, out)
+    assert resumed(after[0], state, out / "as it was") == []
+    [sentence] = resumed(after[1], state, out / "forgotten")
+    reason = "no longer clipped, unscaled or cast"
+    assert sentence == f"gradients are written 0 times before an update ({reason}), and were {were}"
 
 
 @pytest.mark.parametrize("family", [Gpt, ResNet])
