@@ -84,6 +84,6 @@ def test_a_run_that_goes_on_after_a_stop_has_finished(out):
 def test_a_script_that_ends_by_itself_says_how(tmp_path):
     endings = {"raises": "raise ValueError('mine')", "exits": "os._exit(0)"}
     scripts = {name: Script(SCRIPT + ending, [tmp_path / name]) for name, ending in endings.items()}
-    codes = {name: done.returncode for name, done in run_forked(scripts, tmp_path).items()}
+    codes = {name: done.returncode for name, done in run_forked(scripts).items()}
     assert codes == {"raises": 1, "exits": 0}
     assert [state_of_run(read_run(tmp_path / name)) for name in endings] == ["crashed", "crashed"]

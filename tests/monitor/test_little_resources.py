@@ -60,7 +60,7 @@ def trained(tmp_path_factory):
         name: Script(TRAINING.replace("LIMIT", limit.replace("SPARE", str(spare))), [root / name])
         for name, (limit, spare) in CASES.items()
     }
-    ended = run_forked(scripts, root)
+    ended = run_forked(scripts)
     return {name: (root / name, ended[name]) for name in CASES}
 
 

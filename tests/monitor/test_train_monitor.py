@@ -235,7 +235,7 @@ def ended(tmp_path_factory):
     root = tmp_path_factory.mktemp("ended")
     before = named_memory()
     scripts = {name: Script(SCRIPT + ending, [root / name]) for name, (ending, _) in ENDINGS.items()}
-    done = run_forked(scripts, root)
+    done = run_forked(scripts)
     recorders = {name: Path(f"/proc/{done[name].stdout.split()[0]}") for name in ENDINGS}
     end = time.monotonic() + 60
     while any(path.exists() for path in recorders.values()) and time.monotonic() < end:

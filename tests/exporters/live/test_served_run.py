@@ -2,13 +2,12 @@
 
 import base64
 import json
-import subprocess
-import sys
 import time
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+from forked_scripts import Script, start_forked
 from recorded_runs import CULPRIT, make_run
 from served import served
 from written_files import fail, table
@@ -183,7 +182,7 @@ def test_a_run_is_shown_while_another_process_trains_and_when_that_is_killed(tmp
         raise AssertionError(state)
 
     with served(tmp_path) as server:
-        trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path / "live")], stderr=subprocess.DEVNULL)
+        trainer = start_forked(Script(TRAINER, [tmp_path / "live"]))
         try:
             first = wait(server, lambda state: state.get("step", -1) > 0)
             assert first["state"] == "running"

@@ -2,11 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked_scripts import Script, run_forked
 from recorded_runs import CULPRIT, make_run
 from tiny_models import flip_bit, mlp, train
 from typer.testing import CliRunner
@@ -60,7 +59,7 @@ def of_several_ranks(out):
 
 
 def killed(out):
-    subprocess.run([sys.executable, "-c", KILLED, str(out)], capture_output=True)
+    run_forked({"killed": Script(KILLED, [out])})
     return out
 
 

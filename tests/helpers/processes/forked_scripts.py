@@ -1,30 +1,67 @@
 """Runs scripts in processes of their own, forked by one that has imported what they import: several seconds, once."""
 
+import atexit
+import functools
 import json
+import os
+import select
+import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _PARENT = """
-import json, os, sys
+import gc, json, os, signal, socket, sys
 import torch._dynamo, trainsentry.collectors.torch.watch, trainsentry.monitor.trainer.wiring
-{imports}
-_ended = {{}}
-for _name, _script in json.load(sys.stdin).items():
+import trainsentry.collectors.torch.calls.debugging, trainsentry.monitor.cli.app
+
+_asked = socket.socket(fileno=int(sys.argv[1]))
+_told = {}
+
+
+def _reap(*_):
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            with os.fdopen(_told.pop(ended[0]), "w") as told:
+                told.write(str(os.waitstatus_to_exitcode(ended[1])))
+    except ChildProcessError:
+        pass
+
+
+signal.signal(signal.SIGCHLD, _reap)
+gc.collect()
+gc.freeze()
+while True:
+    _text, _fds, _, _ = socket.recv_fds(_asked, 2**20, 4)
+    if not _text:
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     _child = os.fork()
     if _child == 0:
         break
-    _ended[_name] = os.waitstatus_to_exitcode(os.waitpid(_child, 0)[1])
-else:
-    print(json.dumps(_ended))
-    sys.exit()
-for _number, _path in (1, "stdout"), (2, "stderr"):
-    _file = os.open(os.path.join(_script["told"], _name + "." + _path), os.O_WRONLY | os.O_CREAT)
-    os.dup2(_file, _number)
-    os.close(_file)
+    _told[_child] = _fds.pop()
+    _asked.send(str(_child).encode())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    for _fd in _fds:
+        os.close(_fd)
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+_asked.close()
+for _fd in _told.values():
+    os.close(_fd)
+for _number, _fd in enumerate(_fds[:3]):
+    os.dup2(_fd, _number)
+for _fd in _fds:
+    os.close(_fd)
+_script = json.loads(_text)
+os.environ.clear()
+os.environ.update(_script["environment"])
 os.chdir(_script["folder"])
 sys.argv = ["-c", *_script["arguments"]]
+sys.path[:0] = [_path for _path in _script["path"] if _path not in sys.path]
 exec(_script["code"])  # in __main__; the interpreter then ends as after `python -c`
 """
 
@@ -47,17 +84,84 @@ class Ended:
     stderr: str
 
 
-def run_forked(scripts, told, imports=""):
-    """Run scripts by name, one after the other; return how each ended. What they say goes through a folder."""
-    tasks = {
-        name: {"code": s.code, "arguments": [str(a) for a in s.arguments], "folder": str(s.folder), "told": str(told)}
-        for name, s in scripts.items()
+class RunningScript:
+    """A script that runs, with what tests ask of a `subprocess.Popen`."""
+
+    def __init__(self, pid, ends, status):
+        self.pid = pid
+        self.stdin, self.stdout, self.stderr = ends
+        self.returncode = None
+        self._status = status
+
+    def is_running(self):
+        return not select.select([self._status], [], [], 0)[0]
+
+    def wait(self, timeout=120):
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("script", timeout)
+            with os.fdopen(self._status) as told:
+                self.returncode = int(told.read())
+        return self.returncode
+
+    def communicate(self, text="", timeout=120):
+        """Give it a text, wait until it and all that it started have ended, and return what they said."""
+        self.stdin.write(text)
+        self.stdin.close()
+        with ThreadPoolExecutor(2) as reading:
+            said = [reading.submit(end.read) for end in (self.stdout, self.stderr)]
+            self.wait(timeout)
+            return tuple(each.result(timeout) for each in said)
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _parent():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-c", _PARENT, str(theirs.fileno())]
+        # Pipes, as scripts have later: Python remembers whether its standard streams are files.
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd="/", **pipes)
+
+    def end():
+        ours.close()
+        process.wait(20)
+
+    atexit.register(end)
+    return ours
+
+
+def start_forked(script, path=()):
+    """Start a script with pipes; `path` is for its imports."""
+    asked = {
+        "code": script.code,
+        "arguments": [str(argument) for argument in script.arguments],
+        "folder": str(script.folder),
+        "environment": dict(os.environ),
+        "path": [str(folder) for folder in path],
     }
-    command = [sys.executable, "-c", _PARENT.format(imports=imports)]
-    done = subprocess.run(command, input=json.dumps(tasks), capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    codes = json.loads(done.stdout)
-    return {
-        name: Ended(codes[name], *((told / f"{name}.{stream}").read_text() for stream in ("stdout", "stderr")))
-        for name in scripts
-    }
+    (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = (os.pipe() for _ in range(3))
+    status, tells = os.pipe()
+    theirs = [theirs_in, theirs_out, theirs_err, tells]
+    parent = _parent()
+    socket.send_fds(parent, [json.dumps(asked).encode()], theirs)
+    pid = int(parent.recv(64))  # nothing: the parent could not import what it should
+    for descriptor in theirs:
+        os.close(descriptor)
+    return RunningScript(pid, (os.fdopen(ours_in, "w"), os.fdopen(ours_out), os.fdopen(ours_err)), status)
+
+
+def run_forked(scripts):
+    """Run scripts by name, one after the other; return how each ended."""
+    ended = {}
+    for name, script in scripts.items():
+        running = start_forked(script)
+        said = running.communicate()
+        ended[name] = Ended(running.returncode, *said)
+    return ended

@@ -1,9 +1,5 @@
 """The debugger leaves training as it is, knows the tree of calls, and keeps what it wrote when it is killed."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -11,6 +7,7 @@ import debugged
 import pytest
 import torch
 from debugged import LEVELS, Awkward, Tower, debug, make, read, train
+from forked_scripts import Script, start_forked
 
 from trainsentry import PrecisionDebugger
 
@@ -147,48 +144,35 @@ def test_what_cannot_be_dumped_stands_in_the_steps_error_log(tmp_path, monkeypat
 
 
 KILLED = """
-import os, sys, torch
-sys.path.insert(0, {helpers!r})
+import sys, torch
 torch.set_num_threads(1)
-from debugged import LEVELS, make, Tower
+from debugged import Tower, make
 from trainsentry import PrecisionDebugger
-for out in sys.stdin:
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        print("gone", flush=True)
-        continue
-    debugger = PrecisionDebugger(task="statistics", level="mix", dump_path=out.strip())
-    model = make(Tower)
-    debugger.start(model)
-    print(os.getpid(), flush=True)
-    while True:
-        model(torch.ones(2, 4)).sum().backward()
+debugger = PrecisionDebugger(task="statistics", level="mix", dump_path=sys.argv[1])
+model = make(Tower)
+debugger.start(model)
+while True:
+    model(torch.ones(2, 4)).sum().backward()
 """
 
 
 def test_a_killed_process_leaves_whole_files_up_to_its_last_call(tmp_path):
-    script = KILLED.format(helpers=str(Path(debugged.__file__).parent))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True, **pipes)
-    try:
-        for i in range(8):
-            out = tmp_path / str(i)
-            print(out, file=parent.stdin)
-            child = int(parent.stdout.readline())
-            written = out / "step0" / "rank0" / "dump.json"
+    for i in range(8):
+        out = tmp_path / str(i)
+        process = start_forked(Script(KILLED, [out]), path=[Path(debugged.__file__).parent])
+        written = out / "step0" / "rank0" / "dump.json"
+        try:
             while not written.exists() or written.stat().st_size < 9_000:
+                assert process.is_running()
                 time.sleep(0.01)  # a busy machine takes its time to begin
             time.sleep(0.037 * i)
-            os.kill(child, signal.SIGKILL)
-            assert parent.stdout.readline() == "gone\n"
-            dump = read(out / "step0" / "rank0")
-            data = dump["dump"]["data"]
-            assert len(data) > 10
-            forward = [n for n in data if ".forward" in n]
-            told = {name for names, _ in dump["stack"].values() for name in names}
-            assert set(forward) <= told <= set(dump["construct"])
-            assert set(data) - set(dump["construct"]) == {n for n in data if ".parameters_grad." in n}
-    finally:
-        os.killpg(parent.pid, signal.SIGKILL)
-        parent.wait()
+        finally:
+            process.kill()
+            process.wait()
+        dump = read(out / "step0" / "rank0")
+        data = dump["dump"]["data"]
+        assert len(data) > 10
+        forward = [n for n in data if ".forward" in n]
+        told = {name for names, _ in dump["stack"].values() for name in names}
+        assert set(forward) <= told <= set(dump["construct"])
+        assert set(data) - set(dump["construct"]) == {n for n in data if ".parameters_grad." in n}

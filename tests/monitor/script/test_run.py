@@ -10,6 +10,7 @@ import pytest
 from forked_scripts import Script, run_forked
 
 COMMAND = "from trainsentry.monitor.cli.app import main; main()"
+BY_ITSELF = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 RUN = [sys.executable, "-c", COMMAND, "run"]
 
 TRAIN = """
@@ -99,7 +100,7 @@ def programs(tmp_path_factory):
     scripts = {name: Script(COMMAND, ["run", *args], filled(root / name)) for name, args in PROGRAMS.items()}
     for name, way in WAYS.items():
         (root / name / "ends.py").write_text(ENDS.replace("WAY", way))
-    ended = run_forked(scripts, root, "import trainsentry.monitor.cli.app")
+    ended = run_forked(scripts)
     return {name: (root / name, ended[name]) for name in PROGRAMS}
 
 
@@ -113,8 +114,12 @@ def names(folder, table):
 
 
 def test_the_script_gives_the_same_numbers_arguments_and_status(folder):
-    alone = run(folder, "train.py", 5, "--lr", "3", before=[sys.executable])
-    watched = run(folder, "--config", "every_step.json", "train.py", 5, "--lr", "3")
+    program = ["train.py", 5, "--lr", "3"]
+    scripts = {
+        "alone": Script(BY_ITSELF, program, folder),
+        "watched": Script(COMMAND, ["run", "--config", "every_step.json", *program], folder),
+    }
+    alone, watched = run_forked(scripts).values()
     assert (watched.stdout, watched.returncode) == (alone.stdout, 7)
     assert names(folder, "gradient") == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert "0.output.0" in names(folder, "activation_output")

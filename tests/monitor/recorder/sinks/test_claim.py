@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import watched
+from forked_scripts import Script, start_forked
 from tiny_models import train
 from watched import STEPS, make, rows, status
 
@@ -18,12 +19,11 @@ from trainsentry.monitor.recorder.sinks import claim
 from trainsentry.monitor.recorder.sinks.claim import claim_start, release, renew
 
 SCRIPT = """
-import sys, logging, torch
-sys.path.insert(0, {helpers!r})
+import logging, sys
 from tiny_models import train
 from watched import make
 logging.basicConfig(level=logging.WARNING)
-model, optimizer, monitor = make({out!r})
+model, optimizer, monitor = make(sys.argv[1])
 print("watching", flush=True)
 input()
 with monitor:
@@ -33,9 +33,7 @@ print("trained", flush=True)
 
 
 def begin(out):
-    script = SCRIPT.format(helpers=str(Path(watched.__file__).parent), out=str(out))
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    process = start_forked(Script(SCRIPT, [out]), path=[Path(watched.__file__).parent])
     assert process.stdout.readline() == "watching\n"
     return process
 
@@ -104,21 +102,20 @@ def test_a_claim_of_another_host_holds_while_it_is_renewed(tmp_path, age, rivals
 
 
 def test_many_at_once_get_numbers_of_their_own(tmp_path):
-    code = f"""
+    code = """
 import sys
 from pathlib import Path
 from trainsentry.monitor.recorder.sinks.claim import claim_start
 sys.stdin.read(1)
-print([claim_start(Path({str(tmp_path)!r}), 0).restart for _ in range(20)])
+print([claim_start(Path(sys.argv[1]), 0).restart for _ in range(20)])
 """
-    pipe = subprocess.PIPE
-    started = [subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
+    started = [start_forked(Script(code, [tmp_path])) for _ in range(4)]
     numbers = []
     for process in started:
         process.stdin.write("x")
         process.stdin.flush()
     for process in started:
-        numbers += json.loads(process.communicate(timeout=60)[0])
+        numbers += json.loads(process.communicate()[0])
     assert len(numbers) == len(set(numbers)) == 80
 
 
