@@ -7,6 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.features import FEW
+from trainsentry.anomaly.rules.data import recurring_levels
+from trainsentry.anomaly.rules.data.recurring_levels import RECURRING, RECURS_STILL, variance_ratio
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
@@ -15,8 +17,11 @@ from trainsentry.collectors.statistics import NORM
 SAMPLES: Final = 64
 FEWEST: Final = 32
 LEFT_OUT: Final = 4
-"""Samples of an input whose dependence is measured, at most and at least, and the newest ones that are left out: what
+"""Samples of an input whose correlation is measured, at most and at least, and the newest ones that are left out: what
 is being judged may itself have made them alike."""
+
+KEPT: Final = recurring_levels.SAMPLES + LEFT_OUT
+"""Samples of an input that are kept: levels that recur need more of them."""
 
 EVERY: Final = 4
 LASTS: Final = 128
@@ -49,7 +54,8 @@ class DataDependence:
     """Follows the sizes of the model's inputs, and says whether one's batches depend on those before them.
 
     A policy makes its own observations, and several updates use those of one rollout; records of one source follow each
-    other where nobody shuffles them. Then a loss tells of its batch more than of the model, and levels come and go.
+    other where nobody shuffles them. Then a loss tells of its batch more than of the model, and levels come and go. A
+    batch tells of the next one, or, where a rollout is shuffled and used for long, of the level of the next many.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -85,13 +91,15 @@ class DataDependence:
         for row in rows.tolist():
             root_mean_square = float(record.values[row, NORM] / np.sqrt(observed.numel[row]))
             if 0 < root_mean_square < np.inf:
-                sizes = self._sizes.setdefault(int(record.ids[row]), deque(maxlen=SAMPLES + LEFT_OUT))
+                sizes = self._sizes.setdefault(int(record.ids[row]), deque(maxlen=KEPT))
                 sizes.append(math.log(root_mean_square))
         self._taken += 1
         if self._taken % EVERY == 0:
-            known = {i: np.array(each)[:-LEFT_OUT] for i, each in self._sizes.items() if len(each) >= FEWEST + LEFT_OUT}
-            for series_id in (i for i, sizes in known.items() if correlation_with_next(sizes) >= DEPENDENT):
-                self._found.setdefault(series_id, deque(maxlen=MOST_FOUND)).append(self._taken)
+            for series_id, sizes in self._sizes.items():
+                found = self._found.get(series_id)
+                was_found = found is not None and self._taken - found[-1] <= EVERY
+                if _are_dependent(np.array(sizes)[:-LEFT_OUT], RECURS_STILL if was_found else RECURRING):
+                    self._found.setdefault(series_id, deque(maxlen=MOST_FOUND)).append(self._taken)
 
     def saved(self, size: int) -> dict[str, Any]:
         """Return the count of records, and the sizes of inputs and when they were dependent, by their positions."""
@@ -108,6 +116,15 @@ class DataDependence:
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Restore a series from `position` of the saved ones."""
         if sizes := saved["sizes"].get(str(position)):
-            self._sizes[series_id] = deque(map(float, sizes), maxlen=SAMPLES + LEFT_OUT)
+            self._sizes[series_id] = deque(map(float, sizes), maxlen=KEPT)
         if dependent := saved["dependent"].get(str(position)):
             self._found[series_id] = deque(map(int, dependent), maxlen=MOST_FOUND)
+
+
+def _are_dependent(sizes: Floats, recurring: float) -> bool:
+    """Whether batches depend on those before them; `recurring` is the ratio of variances that counts."""
+    if len(sizes) < FEWEST:
+        return False
+    if correlation_with_next(sizes[-SAMPLES:]) >= DEPENDENT:
+        return True
+    return len(sizes) >= recurring_levels.FEWEST and variance_ratio(sizes) >= recurring
