@@ -7,6 +7,7 @@ from trainsentry.collectors.series import (
     ACTIVATION_GRAD_INPUT,
     ACTIVATION_GRAD_OUTPUT,
     ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
     ACTIVATION_QUANTITIES,
     BUFFER,
     COMMUNICATION_QUANTITIES,
@@ -37,7 +38,8 @@ class SeriesFacts:
     `judged`: may have anomalies of its own. A module's input only tells whether the module is to blame, so inputs are
     not judged, except the root's: they are the data. `watched`: its size means trouble. A logged learning rate or
     temperature may jump by design, and many loops log NaN for a value that they do not have.
-    `backward`: computed by the backward pass, where a loss scaler tries how far it can go.
+    `output`: a tensor that leaves a module. `backward`: computed by the backward pass, where a loss scaler tries how
+    far it can go.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -49,6 +51,7 @@ class SeriesFacts:
         )
         self._judged = arrays.series.column(bool, of=_is_judged)
         self._watched = arrays.series.column(bool, of=_is_watched)
+        self._output = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
         self._backward = arrays.series.column(bool, of=lambda s: s.quantity in BACKWARD)
 
     @property
@@ -75,6 +78,11 @@ class SeriesFacts:
     def watched(self) -> Mask:
         """Series whose size means trouble."""
         return self._watched.values
+
+    @property
+    def output(self) -> Mask:
+        """Tensors that leave a module: they are there where activations are sampled, unlike the model's inputs."""
+        return self._output.values
 
     @property
     def backward(self) -> Mask:

@@ -36,6 +36,9 @@ MAX_SUSPICIONS: Final = 500
 MAX_AGAIN: Final = 16
 """Newest returns of an incident that are listed with their steps; all are counted."""
 
+SAMPLED_STEPS: Final = 16
+"""Steps with sampled activations that are remembered: levels are told up to eight samples after they have begun."""
+
 MAX_ALARMS: Final = 8
 """Steps with an alarm that are told apart: whether trouble lasts shows after three."""
 
@@ -57,7 +60,7 @@ class IncidentLog:
         self._alarms: set[int] = set()
         self._current: int | None = None
         self._since = -1
-        self._activations_seen = False
+        self._sampled: deque[int] = deque(maxlen=SAMPLED_STEPS)
         self._first_id = first_id
         self._closed = ClosedIncidents()
 
@@ -80,6 +83,8 @@ class IncidentLog:
         where some ranks are ahead of others: quiet steps count up to it.
         """
         new = list(anomalies)
+        if activations:
+            self._sampled.append(step)
         current = self.incidents[self._current] if self._current is not None else None
         reported = step if reached is None else min(step, reached)
         if current is not None and reported - current.last_seen > self.quiet_steps:
@@ -96,7 +101,6 @@ class IncidentLog:
             new, current = self._open(step, new)
         else:  # a recorder that is behind sees the fault first, and only then what was odd long before it
             new = [a for a in new if a.alarm or a.step >= self._since]
-        self._activations_seen |= activations
         if alarms:  # suspicions do not keep an incident open
             self._last_alarm = step if opened else max(step, self._last_alarm)
             self._alarms.update(alarms[:1] if len(self._alarms) < MAX_ALARMS else ())
@@ -156,7 +160,6 @@ class IncidentLog:
         self._members = {}
         self._alarms = set()
         self._worst = None
-        self._activations_seen = False
 
     def add_action(self, incident_id: int, action: str) -> Incident | None:
         """Add an action to an incident; return the incident if it had none of that name."""
@@ -165,6 +168,10 @@ class IncidentLog:
             return None
         self.incidents[incident_id] = known.with_action(action)
         return self.incidents[incident_id]
+
+    def _were_sampled(self, onset: int) -> bool:
+        """Whether activations were sampled since a step: a level is told some samples after it has begun."""
+        return any(step >= onset for step in self._sampled)
 
     def _build(self, incident_id: int, known: Incident | None) -> Incident:
         """Return the incident of the present members; `known` is its last state."""
@@ -198,7 +205,7 @@ class IncidentLog:
             kind=first.kind,
             severity=severity_of(ranked, worst, len(self._alarms), known),
             score=worst.score,
-            summary=summary(ranked, activations_seen=self._activations_seen) + returned(again, returns),
+            summary=summary(ranked, activations_seen=self._were_sampled(ranked[0].onset)) + returned(again, returns),
             suspects=suspects,
             actions=known.actions if known is not None else (),
             first_seen=began,

@@ -9,6 +9,7 @@ from trainsentry.anomaly.anomaly import (
     DEAD,
     DRIFT,
     DTYPE_CHANGE,
+    MEDIAN,
     MODE_CHANGE,
     OPTION_CHANGE,
     SHIFT,
@@ -55,7 +56,10 @@ EVENTS = frozenset({SPIKE, OPTION_CHANGE, MODE_CHANGE, DTYPE_CHANGE, STATE_RESET
 _CHANGES = frozenset({SPIKE, SHIFT, DRIFT, DEAD, UNDERFLOW, UPDATE_SIZE})
 _SHARES = {"zeros": "the share of zeros", "mean": "the mean ÷ root mean square"}
 _STATISTICS = {"max": "largest magnitude", "rms": "root mean square"}
-_GROUPS = {GRADIENT: "all gradients", UPDATE: "all updates"}
+_GROUPS = {GRADIENT: "gradients", UPDATE: "updates"}
+
+SLOW: Final = 2.0
+"""Factor up to which a drift is called slow: sums of small changes are told before; what is farther away has leapt."""
 
 
 NO_SHARE: Final = 1e-6
@@ -98,8 +102,10 @@ def _change(anomaly: Anomaly, words: str) -> str:
     """Return the sentence of the baselines, and of a user's own detector."""
     value, expected = f"{anomaly.value:.3g}", f"{anomaly.expected:.3g}"
     if anomaly.detector == ALL_AT_ONCE:
-        group = _GROUPS.get(anomaly.quantity, f"all of {anomaly.quantity}")
-        return f"{group} together are {value} times as large as usual at step {anomaly.step}"
+        group = _GROUPS.get(anomaly.quantity, anomaly.quantity)
+        if anomaly.statistic == MEDIAN:
+            return f"most {group} have left their usual sizes at step {anomaly.step}, by factors around {value}"
+        return f"all {group} together are {value} times as large as usual at step {anomaly.step}"
     if anomaly.kind not in _CHANGES:
         return f"{words} is abnormal at step {anomaly.step} ({anomaly.kind}: {anomaly.statistic} {value})"
     if anomaly.statistic in _SHARES:
@@ -107,9 +113,13 @@ def _change(anomaly: Anomaly, words: str) -> str:
         return f"{_SHARES[anomaly.statistic]} of {words} is {value} at step {anomaly.step}, usually {usual}"
     statistic = _STATISTICS.get(anomaly.statistic, anomaly.statistic)
     of = "" if anomaly.name == anomaly.quantity else f"the {statistic} of "
-    slowly = ", and changes slowly" if anomaly.kind == DRIFT else ""
+    slowly = ", and changes slowly" if anomaly.kind == DRIFT and _is_near(anomaly) else ""
     times = f"{anomaly.value / anomaly.expected:.3g} times" if anomaly.expected > 0 else "instead of"
     return f"{of}{words} is {value} at step {anomaly.step}, {times} its usual {expected}{slowly}"
+
+
+def _is_near(anomaly: Anomaly) -> bool:
+    return anomaly.expected > 0 and 1 / SLOW < anomaly.value / anomaly.expected < SLOW
 
 
 def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import detection_for
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import ACTIVATION_OUTPUT, SeriesTable
+from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import ACTIVATIONS
 from trainsentry.exporters.csv.writer import next_restart
 from trainsentry.exporters.files.json_files import append_lines, replace_json, write_run
@@ -149,9 +149,8 @@ class Session:
         try:
             found = [*self._mismatches, *self.detection.judge(record)]
             self._mismatches = []
-            series = self.detection.table.series  # the model's inputs are read at every step, its outputs are not
-            activations = bool(found) and any(series[i].quantity == ACTIVATION_OUTPUT for i in record.ids.tolist())
-            self.incidents.take(record, found, activations=activations)
+            activations = self.detection.facts.output[record.where].any()
+            self.incidents.take(record, found, activations=bool(activations))
         except Exception as error:  # noqa: BLE001 - a detector may raise anything
             self.detection = None
             self._turned_off(DETECTION, error)

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from trainsentry.collectors.guard import Guard
@@ -31,6 +31,7 @@ class Cost:
         self._last: float | None = None
         self._spent = 0.0
         self._by_part: dict[str, int] = {}
+        self._of_first_step: dict[str, int] = {}
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
     def end_step(self) -> "tuple[float, float] | None":
@@ -42,6 +43,7 @@ class Cost:
         last, self._last = self._last, now
         added, self._spent = spent - self._spent, spent
         if last is None:
+            self._of_first_step = dict(self.guard.spent_by)
             return None
         self.steps += 1
         self.wall += now - last
@@ -54,6 +56,12 @@ class Cost:
         """Return the seconds that each part has taken since the last call."""
         before, self._by_part = self._by_part, dict(self.guard.spent_by)
         return {part: (ns - before.get(part, 0)) / 1e9 for part, ns in self._by_part.items()}
+
+    def shares_of(self, parts: Iterable[str]) -> dict[str, float]:
+        """Return the seconds of some parts of the added time, and of everything else, without the first step."""
+        spent, first = self.guard.spent_by, self._of_first_step
+        seconds = {part: (spent[part] - first.get(part, 0)) / 1e9 for part in parts if part in spent}
+        return {**seconds, "everything else": max(self.added - sum(seconds.values()), 0.0)}
 
     @property
     def share(self) -> float:
@@ -139,8 +147,5 @@ class Overhead:
     def summary(self) -> dict[str, Any]:
         """Return the overhead for `status.json`: seconds, shares, and the budget."""
         budget = self.budget.share if self.budget is not None else None
-        seconds = {
-            part: self.guard.spent_by[part] / 1e9 for part in (*PARTS, COMMUNICATION) if part in self.guard.spent_by
-        }
-        seconds["everything else"] = self.cost.added - sum(seconds.values())
+        seconds = self.cost.shares_of((*PARTS, COMMUNICATION))
         return {**self.cost.summary(), "seconds_by_part": seconds, "budget": budget}

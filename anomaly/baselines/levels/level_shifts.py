@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, SHIFT, SPIKE, SPIKES
+from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, MEDIAN, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.known_changes import has_left
 from trainsentry.anomaly.baselines.levels.early_levels import early_levels
@@ -68,6 +68,12 @@ samples taken from a normal population", 1925), which makes a score of a distanc
 
 MOST_ALONE: Final = 0.5
 """Share of a record's gradients above which it is no tensor that has another level but all of them."""
+
+MOST_APART: Final = 1.5
+MOST_ALIKE: Final = 0.9
+"""Factor by which gradients may differ from their common change, and the share of them that must keep to it: batches
+make a gradient swing by a third. Else they have not changed by one factor, as where clipping gives some what it takes
+from others."""
 
 LEAP: Final = math.log(30)
 LEAP_OF_OTHERS: Final = math.log(6)
@@ -349,9 +355,13 @@ def _together(findings: list[Finding], observed: Observed, gradients: int) -> li
     of_size = [f for f in findings if observed.table.series[f.series_id].quantity == GRADIENT and f.expected > 0]
     if len(of_size) <= max(MOST_ALONE * gradients, 1):
         return findings
-    factor = statistics.median(f.value / f.expected for f in of_size)
+    factors = [f.value / f.expected for f in of_size]
+    factor = statistics.median(factors)
+    alike = sum(1 / MOST_APART < each / factor < MOST_APART for each in factors) >= MOST_ALIKE * len(factors)
     passed_on = all(f.passed_on for f in of_size)
-    first = replace(of_size[0], detector=ALL_AT_ONCE, statistic="norm", value=factor, expected=1.0, name=ALL)
+    first = replace(
+        of_size[0], detector=ALL_AT_ONCE, statistic="norm" if alike else MEDIAN, value=factor, expected=1.0, name=ALL
+    )
     first = replace(first, passed_on=passed_on)
     told = {f.series_id for f in of_size[1:]}
     return [first if f is of_size[0] else f for f in findings if f.series_id not in told]

@@ -203,6 +203,7 @@ class FrozenRule(Rule):
             self._zero_gradients = set()
         self._excused |= record.skipped or self._note_rate(record)
         self._note_gradients(observed)
+        self._note_empty(observed)
         self._called.note(record)
         found += self._empty_update(record) + self._unwritten(observed)
         rows = rows_where(self._is_update.values[record.where])
@@ -346,6 +347,11 @@ class FrozenRule(Rule):
         self._seen.values[record.ids[gradients]] = self._in_step.values[record.ids[gradients]] = True
         rows = rows_where(gradients & (record.columns[NORM] == 0))
         self._zero_gradients |= {observed.table.series[i].name for i in record.ids[rows].tolist()}
+
+    def _note_empty(self, observed: Observed) -> None:
+        """Take tensors without elements for constants: nothing of them can move."""
+        for row in rows_where(observed.numel == 0).tolist():
+            self._constants.add(observed.table.series[observed.record.ids[row]].name)
 
     def _note_rate(self, record: StepRecord) -> bool:
         """Take in the learning rate; return whether it is zero."""

@@ -88,6 +88,8 @@ def is_plain(optimizer: Any) -> bool:
 def advice(optimizer: Any) -> str:
     """Return what to pass to `watch` in place of an object that is no known optimizer, for an error message."""
     allowed = "torch.optim.Optimizer, a known wrapper around one, or a list of them"
+    if isinstance(optimizer, Optimizer) and not is_plain(optimizer):
+        allowed += "; this one has no hooks, as its __init__ did not call that of torch.optim.Optimizer"
     held = [f"{name} ({type(value).__name__})" for name, value in _attributes(optimizer) if is_plain(value)]
     if not held:
         return allowed

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.incident import Incident
 from trainsentry.anomaly.incidents.closed_incidents import AFTERMATH_STEPS, RETURN_STEPS
@@ -254,3 +256,22 @@ def test_what_is_sampled_seldom_stays_one_incident():
     for step in range(0, 1000, 50):
         incidents.observe(step, [replace(HARD, step=step)])
     assert len(incidents.incidents) == 1
+
+
+LEVEL = replace(SOFT, step=10, name="loss", quantity="loss", kind="shift", detector="level_shift", module="")
+
+
+@pytest.mark.parametrize(("sampled", "said"), [(10, False), (12, False), (9, True), (None, True)])
+def test_a_cause_was_not_sampled_only_where_no_activations_were_since_the_onset(sampled, said):
+    """A level that begins at step 10 is told at step 13."""
+    incidents = log()
+    for step in range(13):
+        incidents.observe(step, [], activations=step == sampled)
+    told = incidents.observe(13, [LEVEL])
+    assert ("its cause was not sampled" in told.summary) == said
+
+
+@pytest.mark.parametrize(("value", "slowly"), [(2.5, True), (1.2, True), (9.0, False), (0.5, False)])
+def test_what_has_leapt_is_not_said_to_change_slowly(value, slowly):
+    told = log().observe(5, [replace(SOFT, kind="drift", detector="drift", value=value)])
+    assert ("changes slowly" in told.summary) == slowly

@@ -86,6 +86,23 @@ def test_most_gradients_are_one_finding():
     assert found[0].value == pytest.approx(1.7, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ([1.8] * 8, "all gradients together are 1.8"),
+        (
+            [1.6, 2.2, 5.0, 3.1, 2.0, 0.4, 1.0, 1.0],
+            "most gradients have left their usual sizes at step 100, by factors",
+        ),
+    ],
+)
+def test_gradients_that_changed_by_several_factors_are_not_said_to_have_changed_by_one(factors, said):
+    """A clip keeps their norm together; some grow by what others lose."""
+    changed = dict(zip(GRADIENTS, factors, strict=True))
+    found = run(lambda step: calm(step) | (changed if step >= 100 else {}))
+    assert said in evidence(next(a for a in found if a.name == "all"))
+
+
 @pytest.mark.parametrize(("factor", "told"), [(0.93, 0), (0.5, 1)])
 def test_a_gradient_that_clipping_holds_near_its_bound_must_move_by_a_tenth(factor, told):
     """One tensor has most of the norm, so that its own is the bound, whatever happens."""

@@ -257,3 +257,15 @@ def test_after_a_drop_of_the_learning_rate_parameters_must_have_moved_by_the_new
     assert judged(rule, records, range(20, 25), {G: 1.0, U: 0.0, RATE: 0.1}) == []
     assert judged(rule, records, range(25, 37), {G: 1.0, U: 1.0, RATE: 0.1}) == []
     assert [f.kind for f in judged(rule, records, [37], {G: 1.0, U: 0.0, RATE: 0.1})] == ["frozen"]
+
+
+def test_a_parameter_without_elements_has_nothing_to_move(records, rule):
+    weights = {(f"p{i}", "parameter"): 1.0 for i in range(10)}
+    moving = {(f"p{i}", "update"): 1.0 for i in range(1, 10)}
+    empty = records.table.layout_id(Layout((0, 3), "float32", 0))
+
+    def emptied(record):
+        of_p0 = [records.table.series[i].name == "p0" for i in record.ids]
+        return replace(record, layouts=np.where(of_p0, empty, record.layouts).astype(np.int32))
+
+    assert [f for step in range(20) for f in rule(emptied(records.step(step, {**weights, **moving})))] == []

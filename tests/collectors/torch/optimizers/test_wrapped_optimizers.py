@@ -330,6 +330,15 @@ class Other:
         self.base = base
 
 
+def test_an_optimizer_that_skipped_its_base_class_is_told_so(out):
+    model = net()
+    given = Unknown(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(
+        TypeError, match=r"its __init__ did not call that of torch\.optim\.Optimizer; pass the optimizer in"
+    ):
+        trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, given)
+
+
 @pytest.mark.parametrize("wrapper", [Unknown, Other])
 def test_an_unknown_wrapper_is_refused_with_the_attribute_to_pass_and_accepted_once_it_is_registered(wrapper, out):
     model = net()
