@@ -4,6 +4,7 @@ import random
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 from torch.nn import functional as F
 
 WORDS, WIDTH, LENGTH = 48, 32, 24
@@ -110,6 +111,38 @@ def perceptron(inputs: int = 8, outputs: int = 1, width: int = 48) -> nn.Module:
     return nn.Sequential(
         nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
     )
+
+
+class PointPolicy(nn.Module):
+    """Steers points towards the origin: actions of a normal distribution, and the value of where a point is."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.action, self.value = nn.Linear(width, 2), nn.Linear(width, 1)
+
+    def forward(self, seen: Tensor) -> tuple[Normal, Tensor]:
+        """Return the distribution of actions, and the values, shape (n,), of states, shape (n, 4)."""
+        inner = self.body(seen)
+        return Normal(self.action(inner), 1.0), self.value(inner)[:, 0]
+
+    @torch.no_grad()
+    def rollout(self, points: int = 32, steps: int = 32, discount: float = 0.97) -> list[Tensor]:
+        """Return states, actions, their logarithmic densities, advantages and returns of `points` × `steps` moves."""
+        place, speed, seen = torch.randn(points, 2), torch.zeros(points, 2), []
+        for _ in range(steps):
+            state = torch.cat([place, speed], 1)
+            actions, value = self(state)
+            action = actions.sample()
+            speed = 0.9 * speed + 0.1 * action.clamp(-1, 1)
+            place = place + 0.2 * speed
+            seen.append((state, action, actions.log_prob(action).sum(1), value, -0.1 * place.square().sum(1)))
+        later, returns = self(torch.cat([place, speed], 1))[1], []
+        for *_, reward in reversed(seen):
+            returns.append(later := reward + discount * later)
+        states, actions, densities, values, _ = (torch.cat(part) for part in zip(*seen, strict=True))
+        gained = torch.cat(returns[::-1])
+        return [states, actions, densities, gained - values, gained]
 
 
 class Lion(torch.optim.Optimizer):

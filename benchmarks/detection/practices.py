@@ -33,6 +33,7 @@ from practice_models import (
     Convolutions,
     Decoder,
     Lion,
+    PointPolicy,
     critic,
     generator,
     images,
@@ -305,6 +306,23 @@ def rollouts(run: Training) -> None:
         run.update((model(seen) - level * 4 * torch.sin(seen[:, :4]) - torch.randn(32, 4)).square().mean(), optimizer)
 
 
+def epochs_of_rollouts(run: Training) -> None:
+    """Trains by proximal updates: four epochs of eight shuffled minibatches of each rollout of a policy."""
+    policy = PointPolicy()
+    optimizer, batches = run.adam(policy, 3e-4), []
+    for _ in run.steps():
+        if not batches:
+            rollout = policy.rollout()
+            for _ in range(4):
+                batches += [[part[rows] for part in rollout] for rows in torch.randperm(len(rollout[0])).chunk(8)]
+        seen, actions, densities, advantages, returns = batches.pop()
+        chosen, values = policy(seen)
+        ratio = (chosen.log_prob(actions).sum(1) - densities).exp()
+        gain = (advantages - advantages.mean()) / advantages.std()
+        loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean() + (values - returns).square().mean() / 2
+        run.update(loss, optimizer, clip=0.5)
+
+
 PRACTICES: Final[tuple[Practice, ...]] = (
     layer_drop,
     lion,
@@ -326,6 +344,7 @@ PRACTICES: Final[tuple[Practice, ...]] = (
     critic_joins,
     resampled_points,
     rollouts,
+    epochs_of_rollouts,
 )
 
 
