@@ -22,9 +22,9 @@ def test_a_practice_makes_no_incident(practice):
     assert [text for severity, text in found if severity != "note"] == []
 
 
-@pytest.mark.parametrize("seed", [5, 6])
+@pytest.mark.parametrize("seed", [5, 8])
 def test_rollouts_of_many_shuffled_updates_make_no_incident_once_there_were_some(tmp_path, seed):
-    run = Training(str(tmp_path), practices.COLLECT["default"], seed, 320)
+    run = Training(str(tmp_path), practices.COLLECT["default"], seed, 340)
     practices.epochs_of_rollouts(run)
     run.monitor.close()
     assert [i.summary for i in run.monitor.incidents if i.step >= KNOWN] == []
