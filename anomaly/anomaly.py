@@ -40,9 +40,11 @@ SPIKES: Final = "spike"
 DRIFTS: Final = "drift"
 LEVEL_SHIFTS: Final = "level_shift"
 ALL_AT_ONCE: Final = "all_at_once"
-MEDIAN: Final = "median"
 """Detectors that compare a series with its own past: sudden changes, slow ones, small ones that stay, and those of a
-whole group. That one's statistic is `norm` where all changed by one factor, and `MEDIAN` where they did by several."""
+whole group."""
+
+MEDIAN: Final = "median"
+"""The statistic of a change of a whole group whose members changed by different factors: the middle one."""
 
 
 @dataclass(frozen=True, slots=True)

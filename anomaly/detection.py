@@ -13,7 +13,7 @@ from trainsentry.anomaly.baselines.late_scalars import LateScalars
 from trainsentry.anomaly.baselines.outlier_detector import OutlierDetector
 from trainsentry.anomaly.finding import Finding, checked
 from trainsentry.anomaly.incidents.provenance import Provenance, name_of, quantity_of
-from trainsentry.anomaly.learned_state import LEARNED_STATE, SavedSeries, described, is_current
+from trainsentry.anomaly.learned_state import LEARNED_STATE, VERSION, SavedSeries, described, is_current
 from trainsentry.anomaly.rules.nonfinite import NonfiniteRule
 from trainsentry.anomaly.rules.registry import rules
 from trainsentry.anomaly.rules.rule import Observed, Rule
@@ -230,13 +230,13 @@ class Detection:
     def load(self, state: dict[str, Any]) -> Unfit:
         """Go on from the state of an earlier run; each series takes its part when it is next seen.
 
-        A state of an earlier version is ignored: the detectors start without a history. So they do where a part of the
-        state is unfit, and the rule alone where it is a rule's part. Return what was unfit.
+        A state of another version is left out as a whole, and so is one that is unfit, but for a rule's part, which is
+        left out alone. Return what was left out; the detectors are then as they were.
         """
         self._provenance.go_back()
         self._finite.values[:] = -1
         if not is_current(state):
-            return []
+            return [(LEARNED_STATE, ValueError(f"version {state.get('version')}; allowed: {VERSION}"))]
         try:
             unfit = self._unfit_rules(state)
             names = {rule.state_key for rule, _ in unfit}

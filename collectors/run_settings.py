@@ -34,6 +34,9 @@ unscaling and casting write once more each."""
 OPERATIONS: Final = "operations"
 """The operations of a module's forward pass and their numbers, `add 1, gelu 1`, where they were steady for a while."""
 
+WRAPPED: Final = "wrapped"
+"""The classes of the outermost modules, as of DDP or FSDP, which write gradients in their own ways."""
+
 SOFTWARE: Final = "software"
 """The framework's version and the type of device, without which operations have other names."""
 

@@ -19,6 +19,7 @@ from trainsentry.collectors.run_settings import (
     PASSES,
     SOFTWARE,
     TRAINED,
+    WRAPPED,
     WRITES,
     Settings,
 )
@@ -29,10 +30,10 @@ LEAST_CHANGE: Final = math.log(1.2)
 OF_THE_RANK: Final = frozenset({INPUT, PASSES, OPERATIONS, WRITES})
 """Settings that differ between the stages of a pipeline, and that programs choose by the number of ranks."""
 
-NOT_OF_MODULES: Final = frozenset({INPUT, PASSES, OPTIMIZER, OPERATIONS, WRITES})
+NOT_OF_MODULES: Final = frozenset({INPUT, PASSES, OPTIMIZER, OPERATIONS, WRITES, WRAPPED})
 """Settings that leave the operations of modules as they are; what any other changes, operations follow."""
 
-NOT_OF_GRADIENTS: Final = frozenset({INPUT, CONSTANT, MODE, CLASS, OPERATIONS, WRITES})
+NOT_OF_GRADIENTS: Final = frozenset({CONSTANT, MODE, OPERATIONS, WRITES})
 """Settings that leave the number of writes of a gradient as it is; what any other changes, the number follows."""
 
 MOST_SHOWN: Final = 3
@@ -67,7 +68,7 @@ def setting_changes(ranks: Mapping[int, Resumed]) -> list[SettingChange]:
         resumed = ranks[rank]
         changes: dict[tuple[str, Any, Any], list[str]] = {}
         of_rank = list(_changes(resumed.saved.settings, resumed.settings))
-        left_out = {SOFTWARE} if resumed.is_own else {SOFTWARE, *OF_THE_RANK}
+        left_out = {SOFTWARE, WRAPPED} if resumed.is_own else {SOFTWARE, WRAPPED, *OF_THE_RANK}
         kinds = {CONSTANT if what.startswith(CONSTANT) else what for what, *_ in of_rank}
         if kinds - NOT_OF_MODULES:
             left_out.add(OPERATIONS)
@@ -90,7 +91,7 @@ def _changes(saved: Settings, now: Settings) -> Iterator[tuple[str, str, Any, An
             continue  # optimizers, or models, of another number do not correspond
         for name, was in before.items():
             if name not in after or (what == WRITES and set(after[name].split()) <= set(was.split())):
-                continue  # at its first update a run has had one count of several
+                continue  # a run's first update may differ from its later ones
             if not _are_alike(was, after[name]):
                 yield what, name, was, after[name]
 
@@ -135,11 +136,11 @@ def _written(was: str, now: str) -> str:
     """Return how often gradients are written now, and were; and what makes the difference.
 
     >>> _written("1 2", "0")
-    'gradients are written 0 times before an update (no longer clipped, unscaled or cast), and were 1 or 2 times'
+    'gradients are written 0 times before an update (as where clipping is left out), and were 1 or 2 times'
     """
     before, after = ([int(count) for count in text.split()] for text in (was, now))
     fewer = max(after) < min(before)
-    reason = "no longer clipped, unscaled or cast" if fewer else "clipped, unscaled or cast otherwise"
+    reason = "as where clipping is left out" if fewer else "as where clipping is added, or gradients are kept"
     was_times, now_times = (" or ".join(map(str, c)) + (" time" if c == [1] else " times") for c in (before, after))
     return f"gradients are written {now_times} before an update ({reason}), and were {was_times}"
 

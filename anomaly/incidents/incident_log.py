@@ -36,9 +36,6 @@ MAX_SUSPICIONS: Final = 500
 MAX_AGAIN: Final = 16
 """Newest returns of an incident that are listed with their steps; all are counted."""
 
-SAMPLED_STEPS: Final = 16
-"""Steps with sampled activations that are remembered: levels are told up to eight samples after they have begun."""
-
 MAX_ALARMS: Final = 8
 """Steps with an alarm that are told apart: whether trouble lasts shows after three."""
 
@@ -60,7 +57,7 @@ class IncidentLog:
         self._alarms: set[int] = set()
         self._current: int | None = None
         self._since = -1
-        self._sampled: deque[int] = deque(maxlen=SAMPLED_STEPS)
+        self._sampled_at = -1
         self._first_id = first_id
         self._closed = ClosedIncidents()
 
@@ -84,7 +81,7 @@ class IncidentLog:
         """
         new = list(anomalies)
         if activations:
-            self._sampled.append(step)
+            self._sampled_at = step
         current = self.incidents[self._current] if self._current is not None else None
         reported = step if reached is None else min(step, reached)
         if current is not None and reported - current.last_seen > self.quiet_steps:
@@ -152,6 +149,11 @@ class IncidentLog:
         self._members[key] = anomaly
         return True
 
+    def go_back(self) -> None:
+        """Continue from an earlier step: new anomalies begin another incident, and no activations are sampled yet."""
+        self.close_current()
+        self._sampled_at = -1
+
     def close_current(self) -> None:
         """End the open incident: the next alarm opens another."""
         if self._current is not None and self._worst is not None:
@@ -168,10 +170,6 @@ class IncidentLog:
             return None
         self.incidents[incident_id] = known.with_action(action)
         return self.incidents[incident_id]
-
-    def _were_sampled(self, onset: int) -> bool:
-        """Whether activations were sampled since a step: a level is told some samples after it has begun."""
-        return any(step >= onset for step in self._sampled)
 
     def _build(self, incident_id: int, known: Incident | None) -> Incident:
         """Return the incident of the present members; `known` is its last state."""
@@ -205,7 +203,7 @@ class IncidentLog:
             kind=first.kind,
             severity=severity_of(ranked, worst, len(self._alarms), known),
             score=worst.score,
-            summary=summary(ranked, activations_seen=self._were_sampled(ranked[0].onset)) + returned(again, returns),
+            summary=summary(ranked, activations_seen=self._sampled_at >= ranked[0].onset) + returned(again, returns),
             suspects=suspects,
             actions=known.actions if known is not None else (),
             first_seen=began,

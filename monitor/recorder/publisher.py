@@ -243,7 +243,7 @@ class IncidentPublisher:
 
     def go_back(self) -> None:
         """Continue from an earlier step: new anomalies begin another incident."""
-        self.log.close_current()
+        self.log.go_back()
         self.overflow.go_back()
 
 

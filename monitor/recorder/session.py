@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import detection_for
+from trainsentry.anomaly.learned_state import LEARNED_STATE
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.settings import ACTIVATIONS
@@ -303,9 +304,8 @@ class Session:
 
     def _load(self, state: dict[str, Any] | None, step: int) -> None:
         """Resume from a checkpoint: load its detector state, and open new files if the steps go back."""
-        if self.detection is not None and state:
-            for part, error in self.detection.load(state):
-                self.failed(part, error, step)
+        if state:
+            self._load_learned(state, step)
         if step > self.step:
             return
         self.incidents.go_back()
@@ -315,6 +315,15 @@ class Session:
             if self.global_writers is not None:
                 self.global_writers.roll_back(step)
         self.restart = self.writers.roll_back(step)
+
+    def _load_learned(self, state: dict[str, Any], step: int) -> None:
+        """Load the detectors' state; where it is unfit as a whole, they begin without any."""
+        if self.detection is None:
+            return
+        for part, error in self.detection.load(state):
+            self.failed(part, error, step)
+            if part == LEARNED_STATE:
+                self.detection = detection_for(self.table, self.settings.detect, self._rule_failed)
 
     def close(self, state: str) -> None:
         """Write everything that is left. `state` says in `status.json` how the run ended."""

@@ -32,6 +32,7 @@ class Cost:
         self._spent = 0.0
         self._by_part: dict[str, int] = {}
         self._of_first_step: dict[str, int] = {}
+        self._until_now: dict[str, int] = {}
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
 
     def end_step(self) -> "tuple[float, float] | None":
@@ -43,8 +44,9 @@ class Cost:
         last, self._last = self._last, now
         added, self._spent = spent - self._spent, spent
         if last is None:
-            self._of_first_step = dict(self.guard.spent_by)
+            self._of_first_step = self._until_now = dict(self.guard.spent_by)
             return None
+        self._until_now = dict(self.guard.spent_by)
         self.steps += 1
         self.wall += now - last
         self.added += added
@@ -59,9 +61,9 @@ class Cost:
 
     def shares_of(self, parts: Iterable[str]) -> dict[str, float]:
         """Return the seconds of some parts of the added time, and of everything else, without the first step."""
-        spent, first = self.guard.spent_by, self._of_first_step
+        spent, first = self._until_now, self._of_first_step
         seconds = {part: (spent[part] - first.get(part, 0)) / 1e9 for part in parts if part in spent}
-        return {**seconds, "everything else": max(self.added - sum(seconds.values()), 0.0)}
+        return {**seconds, "everything else": self.added - sum(seconds.values())}
 
     @property
     def share(self) -> float:

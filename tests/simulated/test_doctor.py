@@ -91,8 +91,8 @@ def rank_states():
     """Return the state of each check among ranks."""
     torch_ranks.ELEMENTS = 1024
     device = torch_device.chosen_device("auto")
-    torch_ranks.join(device)
-    return device.type, [(check.name, check.state) for check in torch_ranks.rank_checks(device)]
+    with torch_ranks.joined(device):
+        return device.type, [(check.name, check.state) for check in torch_ranks.rank_checks(device)]
 
 
 def test_ranks_are_examined_over_the_devices_own_collectives(two_npus):

@@ -352,7 +352,7 @@ def _placed(findings: list[Finding], observed: Observed) -> list[Finding]:
 
 def _together(findings: list[Finding], observed: Observed, gradients: int) -> list[Finding]:
     """Make one finding of most of a record's gradients, of which it holds so many."""
-    of_size = [f for f in findings if observed.table.series[f.series_id].quantity == GRADIENT and f.expected > 0]
+    of_size = [f for f in findings if observed.table.series[f.series_id].quantity == GRADIENT and _is_of_size(f)]
     if len(of_size) <= max(MOST_ALONE * gradients, 1):
         return findings
     factors = [f.value / f.expected for f in of_size]
@@ -365,6 +365,11 @@ def _together(findings: list[Finding], observed: Observed, gradients: int) -> li
     first = replace(first, passed_on=passed_on)
     told = {f.series_id for f in of_size[1:]}
     return [first if f is of_size[0] else f for f in findings if f.series_id not in told]
+
+
+def _is_of_size(finding: Finding) -> bool:
+    """Whether a finding is of a size that has a quotient: a share of zeros may fall to none."""
+    return finding.statistic in FEATURES[:SIZES] and finding.expected > 0 and finding.value > 0
 
 
 def _is_forward(series: Series) -> bool:

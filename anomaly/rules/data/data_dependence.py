@@ -1,4 +1,4 @@
-"""Whether a batch tells of the next one: samples are not independent then, and a few are hardly more than one."""
+"""Whether a batch tells of the next ones: samples are not independent then, and a few are hardly more than one."""
 
 import math
 from collections import deque
@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from trainsentry.anomaly.features import FEW
-from trainsentry.anomaly.rules.data import recurring_levels
-from trainsentry.anomaly.rules.data.recurring_levels import RECURRING, RECURS_STILL, variance_ratio
+from trainsentry.anomaly.rules.data import recurring_levels as levels
+from trainsentry.anomaly.rules.data.recurring_levels import RECURRING, RECURS_STILL, recurring_levels
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
@@ -20,7 +20,7 @@ LEFT_OUT: Final = 4
 """Samples of an input whose correlation is measured, at most and at least, and the newest ones that are left out: what
 is being judged may itself have made them alike."""
 
-KEPT: Final = recurring_levels.SAMPLES + LEFT_OUT
+KEPT: Final = levels.SAMPLES + LEFT_OUT
 """Samples of an input that are kept: levels that recur need more of them."""
 
 EVERY: Final = 4
@@ -64,6 +64,7 @@ class DataDependence:
         self._noted: StepRecord | None = None
         self._taken = 0
         self._found: dict[int, deque[int]] = {}
+        self._recurring: set[int] = set()
 
     @property
     def is_high(self) -> bool:
@@ -96,10 +97,16 @@ class DataDependence:
         self._taken += 1
         if self._taken % EVERY == 0:
             for series_id, sizes in self._sizes.items():
-                found = self._found.get(series_id)
-                was_found = found is not None and self._taken - found[-1] <= EVERY
-                if _are_dependent(np.array(sizes)[:-LEFT_OUT], RECURS_STILL if was_found else RECURRING):
+                if self._are_dependent(series_id, np.array(sizes)[:-LEFT_OUT]):
                     self._found.setdefault(series_id, deque(maxlen=MOST_FOUND)).append(self._taken)
+
+    def _are_dependent(self, series_id: int, sizes: Floats) -> bool:
+        least = RECURS_STILL if series_id in self._recurring else RECURRING
+        if recurring_levels(sizes) >= least:
+            self._recurring.add(series_id)
+            return True
+        self._recurring.discard(series_id)
+        return len(sizes) >= FEWEST and correlation_with_next(sizes[-SAMPLES:]) >= DEPENDENT
 
     def saved(self, size: int) -> dict[str, Any]:
         """Return the count of records, and the sizes of inputs and when they were dependent, by their positions."""
@@ -112,6 +119,7 @@ class DataDependence:
         self._taken = int(saved["records"])
         self._sizes.clear()
         self._found.clear()
+        self._recurring.clear()
 
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Restore a series from `position` of the saved ones."""
@@ -119,12 +127,3 @@ class DataDependence:
             self._sizes[series_id] = deque(map(float, sizes), maxlen=KEPT)
         if dependent := saved["dependent"].get(str(position)):
             self._found[series_id] = deque(map(int, dependent), maxlen=MOST_FOUND)
-
-
-def _are_dependent(sizes: Floats, recurring: float) -> bool:
-    """Whether batches depend on those before them; `recurring` is the ratio of variances that counts."""
-    if len(sizes) < FEWEST:
-        return False
-    if correlation_with_next(sizes[-SAMPLES:]) >= DEPENDENT:
-        return True
-    return len(sizes) >= recurring_levels.FEWEST and variance_ratio(sizes) >= recurring

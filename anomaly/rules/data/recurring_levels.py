@@ -10,16 +10,17 @@ from trainsentry.anomaly.series_arrays import Floats
 GROUP: Final = 8
 """Batches in a row whose mean is taken: fewer than share a rollout where minibatches are drawn from it in epochs."""
 
-SAMPLES: Final = 256
-FEWEST: Final = 128
-"""Batches that are compared, at most and at least: some rollouts of 32 updates each."""
+SAMPLES: Final = 512
+FEWEST: Final = 192
+"""Batches that are compared, at most and at least: several rollouts of 32 updates each in either half."""
 
-RECURRING: Final = 2.0
-"""Ratio of variances from which levels recur. Of 4,000 samples of independent batches (normal, lognormal, of two kinds)
-one in a thousand came to it with 128 batches and none with 192; after one shift of 3 to 100 deviations five of a
-thousand did. Rollouts of 32 updates (PPO, 5 seeds) gave 2.1 to 11 from the 256th batch on."""
+RECURRING: Final = 1.5
+"""Ratio of variances from which levels recur, in both halves of the batches. Of 2,000 samples of independent batches
+(normal, lognormal, of two kinds) two came to it with 192 and 256 of them, none with more; of samples with one glitch of
+3 to 100 deviations, which begins and ends anywhere, 3 in a hundred with 192 and 1 with 512. Rollouts of 32 updates
+(PPO, 5 seeds) gave 1.6 to 7.7 from the 400th batch on."""
 
-RECURS_STILL: Final = 1.3
+RECURS_STILL: Final = 1.2
 """The same where they did at the measurement before: rollouts may be alike for a while."""
 
 FAR: Final = 5.0
@@ -29,12 +30,24 @@ _OF_NORMAL: Final = 1.4826
 """Ratio of a normal distribution's deviation to its median absolute one."""
 
 
+def recurring_levels(values: Floats) -> float:
+    """Return the smaller ratio of variances of the two halves of the newest values; 0 where there are too few.
+
+    What happens once, as a glitch of some batches or a line that bends, lies in one half, or is one shift in each.
+    """
+    used = values[-SAMPLES:]
+    if len(used) < FEWEST:
+        return 0.0
+    half = len(used) // 2
+    return min(variance_ratio(used[:half]), variance_ratio(used[half:]))
+
+
 def variance_ratio(values: Floats) -> float:
     """Return how much more the means of groups vary than batches within them would make them; 1 for independent ones.
 
     The F ratio of a one-way analysis of variance (Fisher, "Statistical Methods for Research Workers", 1925, chapter
-    VII) with four exceptions, none of which makes levels recur: a line and one shift are taken out of the means, and
-    with them the mean that is farthest away, in which the shift may lie; batches that are far away are brought near.
+    VII) with four exceptions, which are no levels: a line and one shift are taken out of the means, and with them the
+    mean that is farthest away, in which the shift may lie; batches that are far away are brought near.
 
     >>> levels = np.repeat([1.0, 4.0, 2.0, 6.0, 3.0, 5.0, 1.0, 4.0], 32)
     >>> swings = np.tile([-0.5, 0.5], 128)

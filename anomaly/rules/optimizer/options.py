@@ -14,6 +14,7 @@ from trainsentry.anomaly.rules.optimizer.rate_schedule import (
     TIMES_USUAL,
     Option,
     OptionFault,
+    ResumedFall,
     began_anew,
     follow,
     glitch,
@@ -84,6 +85,7 @@ class OptionRule(Rule):
         self._ratios: dict[str, tuple[float, int]] = {}
         self._batch = BatchSize(arrays)
         self._changed_at: int | None = None
+        self._falls: dict[str, ResumedFall] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the findings of a record's options, and of groups that parted in an earlier step."""
@@ -97,7 +99,18 @@ class OptionRule(Rule):
             fault = self._take(name, value, record.step)
             if fault is not None:
                 found.append(self._finding(name, fault))
+        if self._falls and not record.skipped:
+            found += self._slower(record.step)
         return found
+
+    def _slower(self, step: int) -> list[Finding]:
+        """Judge, once, whether rates that fell when they were saved go on falling in the resumed run."""
+        faults = {}
+        for name, fall in list(self._falls.items()):
+            if fall.note(step):
+                del self._falls[name]
+                faults[name] = fall.slower(self._options[name].value)
+        return [self._finding(name, fault) for name, fault in faults.items() if fault and name in self._ids]
 
     def _take(self, name: str, value: float, step: int) -> OptionFault | None:
         """Follow an option to its new value; return what is wrong with it."""
@@ -213,6 +226,9 @@ class OptionRule(Rule):
         if anomaly.statistic == "climb":
             climbed = f"the optimizer's {subject} has climbed since step {anomaly.step}, to {anomaly.value:.6g}"
             return f"{climbed}; no rate before was above {expected}"
+        if anomaly.statistic == "slower":
+            slower = f"the optimizer's {subject} falls more slowly since the run was resumed at step {anomaly.step}"
+            return f"{slower}: it is {anomaly.value:.6g}, and at its pace before would be {expected}"
         now = f"the optimizer's {subject} is {anomaly.value:.6g} at step {anomaly.step}"
         reasons = {
             "largest": f"no rate before was above {expected}",
@@ -245,10 +261,14 @@ class OptionRule(Rule):
 
     def load(self, saved: Any) -> None:
         """Restore the options: a resumed run should go on with them."""
+        self._falls = {}
         for name, (value, largest, first, since, jump, usual, start, *changes) in saved.items():
             known = Option(float(value), int(since), int(first), float(start), largest=float(largest))
             known.largest_jump, known.ratios, known.changes = float(jump), [float(usual)], [float(c) for c in changes]
             self._options[name] = known
+            fall = ResumedFall.of(known) if _key(name) == RATE else None
+            if fall is not None:
+                self._falls[name] = fall
 
 
 def words_of(name: str) -> str:

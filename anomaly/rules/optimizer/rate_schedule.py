@@ -34,6 +34,10 @@ PACE_STEPS: Final = 3
 STEADY: Final = 0.2
 """Share by which the pace of a smooth schedule may differ from one step to the next."""
 
+SLOWER: Final = 0.25
+"""Share of its pace from which a smooth fall goes on after a resume: a cosine that begins anew moves by a hundredth, a
+constant rate not at all."""
+
 PARTED: Final = 0.01
 """Share by which a ratio of two groups must change."""
 
@@ -128,6 +132,39 @@ def began_anew(known: Option, value: float, step: int) -> OptionFault | None:
     falls = falls and math.log(known.value / value) > AGAIN * known.largest_jump
     known.fell, known.climbs = ((step, value, known.value) if falls else None), 0
     return None
+
+
+@dataclass(slots=True)
+class ResumedFall:
+    """A rate that fell smoothly when it was saved: its value, its last change, and the steps since the resume.
+
+    A rise may end with the checkpoint, as warm-ups do at round steps; a fall goes on.
+    """
+
+    value: float
+    change: float
+    first: int = -1
+    newest: int = -1
+    steps: int = 0
+
+    @classmethod
+    def of(cls, known: Option) -> "ResumedFall | None":
+        """Return the fall of an option that was restored; None where it did not fall smoothly."""
+        falls = len(known.changes) >= SMOOTH and known.changes[-1] < 0 and _is_steady(known.changes)
+        return cls(known.value, known.changes[-1]) if falls else None
+
+    def note(self, step: int) -> bool:
+        """Count a step; return whether there were enough to judge the pace."""
+        if step != self.newest:
+            self.first = step if self.first < 0 else self.first
+            self.newest, self.steps = step, self.steps + 1
+        return self.steps > SMOOTH
+
+    def slower(self, value: float) -> OptionFault | None:
+        """Judge the rate that the run has come to."""
+        expected = self.value + self.steps * self.change
+        share = (value - self.value) / (expected - self.value)
+        return OptionFault("slower", value, expected, self.first) if 0 <= share < SLOWER else None
 
 
 def is_smooth(known: Option, step: int) -> bool:

@@ -72,9 +72,9 @@ class ModelFingerprints:
         watch = self._watch
         if last_step:
             steady = watch.operations.steady(STEADY_PASSES)
-            return settings_of(watch, watch.pass_forms.steady(), watch.modes_at_step_end, steady)
+            return settings_of(watch, watch.pass_forms.steady(), watch.modes_at_step_end, steady, last_step=True)
         modes = [named.module.training for named in watch.names.modules]
-        return settings_of(watch, watch.pass_forms.now, modes, watch.operations.steady(0))
+        return settings_of(watch, watch.pass_forms.now, modes, watch.operations.steady(0), last_step=False)
 
     def end_passes(self) -> None:
         """Remove the hooks of `at_next_passes`."""

@@ -17,6 +17,7 @@ from trainsentry.collectors.run_settings import (
     PASSES,
     SOFTWARE,
     TRAINED,
+    WRAPPED,
     WRITES,
     Settings,
 )
@@ -37,15 +38,25 @@ SIZES: Final = frozenset(
 
 
 def settings_of(
-    watch: TorchWatch, forms: Mapping[str, PassForm], modes: Sequence[bool], operations: Iterable[tuple[str, str]]
+    watch: TorchWatch,
+    forms: Mapping[str, PassForm],
+    modes: Sequence[bool],
+    operations: Iterable[tuple[str, str]],
+    *,
+    last_step: bool,
 ) -> Settings:
     """Return the settings of a watched model and its optimizers now, with the form of its passes.
 
     `modes` says which modules, in their order, are in training mode; those of another number of modules are left out.
-    `operations` are those of the modules whose operations are known.
+    `operations` are those of the modules whose operations are known. `last_step`: a checkpoint is saved, which
+    remembers what came before; else this is the first update of a run that goes on.
     """
     found: dict[str, dict[str, Any]] = {OPERATIONS: dict(operations)}
-    for what, name, value in [*_of_modules(watch, modes), *_of_training(watch), *_of_passes(forms)]:
+    for what, name, value in [
+        *_of_modules(watch, modes),
+        *_of_training(watch, last_step=last_step),
+        *_of_passes(forms),
+    ]:
         found.setdefault(what, {})[name] = value
     if len(watch.optimizers) > 1:
         found.pop(PASSES, None)  # at the first one's update, those for the others are still to come
@@ -75,15 +86,22 @@ def _of_module(named: NamedModule) -> Iterator[tuple[str, Any]]:
             yield f"{CONSTANT}{key}", value
 
 
-def _of_training(watch: TorchWatch) -> Iterator[_Setting]:
+def _has_shared_gradients(chunk: torch.nn.Module) -> bool:
+    """Whether gradients are views of DDP's buckets: a write of one counts for all, and buckets are made anew."""
+    return getattr(chunk, "gradient_as_bucket_view", False) is True
+
+
+def _of_training(watch: TorchWatch, *, last_step: bool) -> Iterator[_Setting]:
     for parameter in watch.names.parameters:
         yield TRAINED, parameter.name, parameter.own.requires_grad
     devices = sorted({parameter.parameter.device.type for parameter in watch.names.parameters})
     yield SOFTWARE, "", f"torch {torch.__version__} on {', '.join(devices)}"
     for number, optimizer in enumerate(watch.optimizers):
         yield OPTIMIZER, str(number), type(optimizer).__name__
-    if watch.model_state.gradient_writes:
-        yield WRITES, "", watch.model_state.gradient_writes
+    yield WRAPPED, "", " ".join(type(chunk).__name__ for chunk in watch.names.chunks)
+    writes = watch.model_state.gradient_writes(every=last_step)
+    if writes and len(watch.optimizers) == 1 and not any(map(_has_shared_gradients, watch.names.chunks)):
+        yield WRITES, "", writes
 
 
 def _of_passes(forms: Mapping[str, PassForm]) -> Iterator[_Setting]:

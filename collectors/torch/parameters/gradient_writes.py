@@ -16,6 +16,9 @@ from trainsentry.collectors.torch.sharding.model_names import ModelNames
 MOST_LOOKED_AT: Final = 64
 """Parameters among which the first gradient is looked for; the rest may be unused in this step."""
 
+LEAST_UPDATES: Final = 20
+"""Updates whose counts a checkpoint remembers: loops that clip only large gradients have shown both by then."""
+
 MOST_COUNTS: Final = 4
 """Counts that a training loop has: the first update's, those with and without a clip. More say nothing of it."""
 
@@ -36,13 +39,22 @@ class GradientWrites:
         self._last: weakref.WeakKeyDictionary[Optimizer, tuple[weakref.ref[Tensor], int]] = weakref.WeakKeyDictionary()
         self._modules: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
         self._optimizers = 0
-        self._counts: set[int] = set()
+        self._counts: list[int] = []
+        self._updates = 0
 
-    @property
-    def counts(self) -> str:
-        """Every count of an only optimizer, in order, as a text; empty where there are many, or other optimizers."""
-        few = self._optimizers == 1 and len(self._counts) <= MOST_COUNTS
-        return " ".join(map(str, sorted(self._counts))) if few else ""
+    def every_count(self) -> str:
+        """Return every count of an only optimizer as a text; empty where they say nothing of the next run.
+
+        That is so before some updates, where counts are many, and where the first is above the second: then gradients
+        are kept, and it counts what was written before the model was watched.
+        """
+        counts = self._counts
+        few = self._updates >= LEAST_UPDATES and len(counts) <= MOST_COUNTS
+        return _text(counts) if few and counts[0] == min(counts) else ""
+
+    def newest_count(self) -> str:
+        """Return the count of the newest update as a text; empty where it was not counted."""
+        return _text([writes for _, writes in self._known.values()]) if len(self._known) == 1 else ""
 
     def read(self, optimizer: Optimizer, micro_steps: int) -> None:
         """Count the writes before an update that `micro_steps` backward passes precede."""
@@ -58,6 +70,7 @@ class GradientWrites:
             if kept and last is not None and last[1] == version and optimizer in self._known:
                 self._add(f"{STALE_UPDATE}.{self._known[optimizer][0]}", 1.0, optimizer)
             return
+        self._updates += 1
         writes = version - (last[1] if kept and last is not None else 0) - (micro_steps - 1)
         if optimizer not in self._known:
             self._known[optimizer], self._optimizers = (self._optimizers, writes), self._optimizers + 1
@@ -68,8 +81,8 @@ class GradientWrites:
     def _append(self, optimizer: Optimizer, writes: int) -> None:
         number, _ = self._known[optimizer]
         self._known[optimizer] = number, writes
-        if len(self._counts) <= MOST_COUNTS:
-            self._counts.add(writes)
+        if writes not in self._counts and len(self._counts) <= MOST_COUNTS:
+            self._counts.append(writes)
         self._add(f"{GRADIENT_WRITES}.{number}", float(writes), optimizer)
 
     def _add(self, name: str, value: float, optimizer: Optimizer) -> None:
@@ -78,6 +91,10 @@ class GradientWrites:
             self._modules[optimizer] = _module_of(optimizer, self.names)
         module = self._modules.get(optimizer, "")
         self.rows.add_scalar(self.rows.table.series_id(Series(name, name, module=module, scalar=True)), value)
+
+
+def _text(counts: list[int]) -> str:
+    return " ".join(map(str, sorted(counts)))
 
 
 def _module_of(optimizer: Optimizer, names: ModelNames) -> str:

@@ -42,10 +42,9 @@ class ModelState:
             rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks))
         )
 
-    @property
-    def gradient_writes(self) -> str:
-        """How often an only optimizer's gradients were written before its updates: every count, as a text."""
-        return self._gradient_writes.counts
+    def gradient_writes(self, *, every: bool) -> str:
+        """Return how often gradients were written before the newest update, or `every` count of the run, as a text."""
+        return self._gradient_writes.every_count() if every else self._gradient_writes.newest_count()
 
     def read_options(self, optimizer: Optimizer) -> None:
         """Read the numbers of an optimizer's groups that have changed; at every step, as they cost little."""

@@ -62,7 +62,9 @@ def test_writes_of_gradients_are_told_where_the_run_had_no_such_count(was, now, 
     assert bool(words({"gradient writes": {"": was}}, {"gradient writes": {"": now}})) == is_told
 
 
-@pytest.mark.parametrize("other", ["software", "autocast", "passes", "trained", "optimizer"])
+@pytest.mark.parametrize(
+    "other", ["software", "autocast", "passes", "trained", "optimizer", "wrapped", "input", "class"]
+)
 def test_writes_that_follow_another_setting_or_other_software_are_left_out(other):
     saved = {"gradient writes": {"": "1"}, other: {"": "0"}}
     said = words(saved, {"gradient writes": {"": "0"}, other: {"": "1"}})

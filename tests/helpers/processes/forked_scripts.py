@@ -1,6 +1,7 @@
 """Runs scripts in processes of their own, forked by one that has imported what they import: several seconds, once."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -27,7 +28,7 @@ def _reap(*_):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             with os.fdopen(_told.pop(ended[0]), "w") as told:
                 told.write(str(os.waitstatus_to_exitcode(ended[1])))
-    except ChildProcessError:
+    except (ChildProcessError, BrokenPipeError):
         pass
 
 
@@ -48,6 +49,7 @@ while True:
     for _fd in _fds:
         os.close(_fd)
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+os.setpgid(0, 0)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 _asked.close()
 for _fd in _told.values():
@@ -94,30 +96,49 @@ class RunningScript:
         self._status = status
 
     def is_running(self):
-        return not select.select([self._status], [], [], 0)[0]
+        return self.returncode is None and not select.select([self._status], [], [], 0)[0]
 
     def wait(self, timeout=120):
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("script", timeout)
+                raise TimeoutError(f"after {timeout} s the script has not ended")
             with os.fdopen(self._status) as told:
                 self.returncode = int(told.read())
         return self.returncode
 
     def communicate(self, text="", timeout=120):
         """Give it a text, wait until it and all that it started have ended, and return what they said."""
-        self.stdin.write(text)
-        self.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.write(text)
+            self.stdin.close()
         with ThreadPoolExecutor(2) as reading:
             said = [reading.submit(end.read) for end in (self.stdout, self.stderr)]
-            self.wait(timeout)
-            return tuple(each.result(timeout) for each in said)
+            try:
+                self.wait(timeout)
+                return tuple(each.result(timeout) for each in said)
+            except TimeoutError as error:
+                self.kill()
+                raise subprocess.TimeoutExpired("script", timeout) from error
 
     def send_signal(self, number):
-        os.kill(self.pid, number)
+        """Send a signal to it, unless it has ended."""
+        if self.is_running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self):
         self.send_signal(signal.SIGKILL)
+
+    def __del__(self):
+        self.kill()  # whatever a test that failed has left
+
+
+_parents = []
+
+
+def _fail():
+    _parent.cache_clear()  # the next script has another one
+    raise RuntimeError(f"the process that forks scripts has ended: {_parents[-1].stderr.read().decode()[-3000:]}")
 
 
 @functools.cache
@@ -128,6 +149,7 @@ def _parent():
         # Pipes, as scripts have later: Python remembers whether its standard streams are files.
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd="/", **pipes)
+        _parents.append(process)
 
     def end():
         ours.close()
@@ -151,7 +173,7 @@ def start_forked(script, path=()):
     theirs = [theirs_in, theirs_out, theirs_err, tells]
     parent = _parent()
     socket.send_fds(parent, [json.dumps(asked).encode()], theirs)
-    pid = int(parent.recv(64))  # nothing: the parent could not import what it should
+    pid = int(parent.recv(64) or _fail())
     for descriptor in theirs:
         os.close(descriptor)
     return RunningScript(pid, (os.fdopen(ours_in, "w"), os.fdopen(ours_out), os.fdopen(ours_err)), status)

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import trainsentry
 from trainsentry.collectors.torch.operations.pass_operations import NUMBERS_NODES
 
-SAVED = 14
-"""The step of the checkpoint; the form of passes is known after ten steps alike."""
+SAVED = 24
+"""The step of the checkpoint; the form of passes is known after ten steps alike, writes of gradients after twenty."""
 
 
 class Run:
@@ -140,7 +140,10 @@ CHANGES = {
     "clipping begins": (
         ResNet,
         {"clip": True},
-        "gradients are written 1 time before an update (clipped, unscaled or cast otherwise), and were 0 times",
+        (
+            "gradients are written 1 time before an update (as where clipping is added, or gradients are kept), "
+            "and were 0 times"
+        ),
     ),
 }
 
@@ -160,8 +163,38 @@ def test_clipping_that_a_resumed_run_forgets_is_told_and_clipping_that_goes_on_i
     state = saved_by(before, out)
     assert resumed(after[0], state, out / "as it was") == []
     [sentence] = resumed(after[1], state, out / "forgotten")
-    reason = "no longer clipped, unscaled or cast"
+    reason = "as where clipping is left out"
     assert sentence == f"gradients are written 0 times before an update ({reason}), and were {were}"
+
+
+def test_a_young_checkpoint_and_another_length_of_an_unrolled_cell_say_nothing_of_writes(out):
+    """Autograd sums the uses of a weight in place, so a longer sequence has more writes."""
+
+    class Unrolled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(x.shape[1]):
+                x = self.cell(x)
+            return x
+
+    class Sequences(Run):
+        def loss(self, step, batch):
+            torch.manual_seed(step)
+            return self.model(torch.randn(3, batch, 4)).square().mean()
+
+    state = saved_by(Sequences(Unrolled, batch=2), out)
+    assert not any("written" in said for said in resumed(Sequences(Unrolled, batch=5), state, out / "longer"))
+    young = Run(ResNet, clip=True)
+    with trainsentry.TrainMonitor({"output_dir": str(out / "young"), "strict": True}).watch(
+        young.model, young.optimizer
+    ) as m:
+        young.train(0, 12)
+        state = young.state(m)
+    state["monitor"]["step"] = SAVED
+    assert not any("written" in said for said in resumed(Run(ResNet), state, out / "young resumed"))
 
 
 @pytest.mark.parametrize("family", [Gpt, ResNet])

@@ -86,6 +86,19 @@ def test_most_gradients_are_one_finding():
     assert found[0].value == pytest.approx(1.7, rel=0.1)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.3, 0.15])
+def test_shares_of_zeros_that_fall_to_none_have_no_common_factor(share):
+    """As where a dropout is left out: the quotient of shares is zero, and no size has changed."""
+
+    def change(step, records, record):
+        for row, i in enumerate(record.ids):
+            if records.table.series[i].quantity == "gradient":
+                record.values[row, ZEROS] = share if step < 100 else 0.0
+
+    found = run(calm, change=change)
+    assert not any(a.name == "all" for a in found)
+
+
 @pytest.mark.parametrize(
     ("factors", "said"),
     [

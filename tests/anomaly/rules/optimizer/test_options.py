@@ -230,3 +230,40 @@ def _anomaly(found):
         found.step, 0, 0, 0, found.name, found.quantity, found.statistic, found.value, found.expected, found.score,
         found.detector, found.kind,
     )  # fmt: skip
+
+
+def linear(step):
+    return 1e-3 * (1 - step / STEPS)
+
+
+RESUMED_AT = 120
+"""A round step, at which many warm-ups end."""
+
+AFTER = {
+    "as it was": (lambda s, schedule: schedule(s), False),
+    "a cosine that begins anew": (lambda s, schedule: schedule(RESUMED_AT) * from_its_top(s - RESUMED_AT), True),
+    "a rate that stands still": (lambda s, schedule: schedule(RESUMED_AT), True),
+}
+
+
+def from_its_top(step):
+    return 0.5 * (1 + math.cos(math.pi * step / STEPS))
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize(
+    ("schedule", "falls"),
+    [(cosine, True), (linear, True), (lambda s: 1e-3 * min((s + 1) / RESUMED_AT, 1), False), (lambda s: 1e-3, False)],
+    ids=["cosine", "linear", "a warm-up that ends there", "constant"],
+)
+def test_a_rate_that_falls_is_to_fall_on_after_a_resume(alone, judged, schedule, falls, after):
+    """A cosine that begins anew at the saved rate makes no jump, and falls a hundredth as fast."""
+    records = Records()
+    first = alone(OptionRule, records.table)
+    assert run(alone, judged, {LR: schedule}, range(RESUMED_AT), first, records) == []
+    resumed = alone(OptionRule, records.table)
+    resumed.rule.load(json.loads(json.dumps(first.rule.saved(0))))
+    goes_on, told = AFTER[after]
+    steps = range(RESUMED_AT, RESUMED_AT + 30)
+    found = run(alone, judged, {LR: lambda s: goes_on(s, schedule)}, steps, resumed, records)
+    assert [(f.statistic, f.step) for f in found] == ([("slower", RESUMED_AT)] if told and falls else [])
