@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from forked_scripts import Script, start_forked
 from typer.testing import CliRunner
 from written_files import scalars
 
@@ -87,10 +89,26 @@ def test_the_readmes_twelve_lines_run_as_they_stand(tmp_path):
     assert (tmp_path / "monitor_output" / "rank0" / "gradient_0-999.csv").exists()
 
 
+RANK = "import runpy; runpy.run_module('trainsentry.monitor.demo.ranks', run_name='__main__', alter_sys=True)"
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch):
+    """Fork the ranks of a demo from a process that has imported what they import."""
+
+    def fork(command, env, **_):
+        return start_forked(Script(RANK, command[3:]), environment=env)
+
+    popen = SimpleNamespace(Popen=fork, PIPE=subprocess.PIPE)
+    monkeypatch.setattr("trainsentry.monitor.demo.ranks.subprocess", popen)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
-def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy):
+def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy, request):
     if strategy == "zero3":
         pytest.importorskip("deepspeed")
+    if strategy != "ddp":  # that one starts its ranks as it does for users
+        request.getfixturevalue("forked_ranks")
     out = tmp_path / "demo"
     result = invoke("demo", "--ranks", 2, "--strategy", strategy, "--steps", 30, "--seed", 1, "--output-dir", out)
     assert result.exit_code == 0, result.output
@@ -103,6 +121,7 @@ def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy):
     assert not any(s["kind"] == "communication_mismatch" for s in last["suspects"])
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_clean_run_on_two_ranks_reports_nothing(tmp_path):
     args = ["--ranks", 2, "--strategy", "fsdp2", "--fault", "none", "--steps", 30]
     result = invoke("demo", *args, "--output-dir", tmp_path / "demo")

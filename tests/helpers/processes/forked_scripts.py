@@ -159,13 +159,13 @@ def _parent():
     return ours
 
 
-def start_forked(script, path=()):
+def start_forked(script, path=(), environment=os.environ):
     """Start a script with pipes; `path` is for its imports."""
     asked = {
         "code": script.code,
         "arguments": [str(argument) for argument in script.arguments],
         "folder": str(script.folder),
-        "environment": dict(os.environ),
+        "environment": dict(environment),
         "path": [str(folder) for folder in path],
     }
     (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = (os.pipe() for _ in range(3))
