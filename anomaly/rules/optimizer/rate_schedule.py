@@ -136,13 +136,15 @@ def began_anew(known: Option, value: float, step: int) -> OptionFault | None:
 
 @dataclass(slots=True)
 class ResumedFall:
-    """A rate that fell smoothly when it was saved: its value, its last change, and the steps since the resume.
+    """A rate that fell smoothly when it was saved: its value, its last change with its step, and the steps since.
 
-    A rise may end with the checkpoint, as warm-ups do at round steps; a fall goes on.
+    A rise may end with the checkpoint, as warm-ups do at round steps; a fall goes on. One that had ended before, at a
+    least rate, has no change in the last step.
     """
 
     value: float
     change: float
+    since: int
     first: int = -1
     newest: int = -1
     steps: int = 0
@@ -151,7 +153,7 @@ class ResumedFall:
     def of(cls, known: Option) -> "ResumedFall | None":
         """Return the fall of an option that was restored; None where it did not fall smoothly."""
         falls = len(known.changes) >= SMOOTH and known.changes[-1] < 0 and _is_steady(known.changes)
-        return cls(known.value, known.changes[-1]) if falls else None
+        return cls(known.value, known.changes[-1], known.since) if falls else None
 
     def note(self, step: int) -> bool:
         """Count a step; return whether there were enough to judge the pace."""
@@ -164,7 +166,8 @@ class ResumedFall:
         """Judge the rate that the run has come to."""
         expected = self.value + self.steps * self.change
         share = (value - self.value) / (expected - self.value)
-        return OptionFault("slower", value, expected, self.first) if 0 <= share < SLOWER else None
+        fell = self.first == self.since + 1 and 0 <= share < SLOWER
+        return OptionFault("slower", value, expected, self.first) if fell else None
 
 
 def is_smooth(known: Option, step: int) -> bool:

@@ -253,8 +253,14 @@ def from_its_top(step):
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize(
     ("schedule", "falls"),
-    [(cosine, True), (linear, True), (lambda s: 1e-3 * min((s + 1) / RESUMED_AT, 1), False), (lambda s: 1e-3, False)],
-    ids=["cosine", "linear", "a warm-up that ends there", "constant"],
+    [
+        (cosine, True),
+        (linear, True),
+        (lambda s: max(linear(s), linear(100)), False),
+        (lambda s: 1e-3 * min((s + 1) / RESUMED_AT, 1), False),
+        (lambda s: 1e-3, False),
+    ],
+    ids=["cosine", "linear", "a fall that had ended", "a warm-up that ends there", "constant"],
 )
 def test_a_rate_that_falls_is_to_fall_on_after_a_resume(alone, judged, schedule, falls, after):
     """A cosine that begins anew at the saved rate makes no jump, and falls a hundredth as fast."""
