@@ -97,9 +97,9 @@ UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote
 to it. `unwritten` itself speaks of all that an optimizer has, or of most of it."""
 
-KEPT, FROZEN_WEIGHT, MOST_FROZEN, MADE_CONSTANT = 1.0, 2.0, 3.0, 4.0
+KEPT, FROZEN_WEIGHT, MOST_FROZEN, MADE_CONSTANT, UNHELD, REPLACED = 1.0, 2.0, 3.0, 4.0, 5.0, 6.0
 """Values of `unwritten`: a weight has a gradient; it requires none any more; most of an optimizer's do not; its module
-has made it without one, as a table of positions."""
+has made it without one, as a table of positions; no optimizer holds it; its optimizer holds one that the model had."""
 
 LOST_STATE = "lost_state"
 """The scalar of an optimizer that has fewer states than after its last update; its weights are read at once."""

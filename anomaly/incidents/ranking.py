@@ -25,6 +25,7 @@ from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.data.missing_input import MissingInputRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.operations import OperationsRule
+from trainsentry.anomaly.rules.optimizer.frozen import HELD
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
 from trainsentry.anomaly.series_facts import BACKWARD
@@ -323,7 +324,7 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
-    if is_switch:  # a module's mode, or a number of it, which somebody set
+    if is_switch or anomaly.statistic == HELD:  # somebody set a module's mode, or a number of it, or replaced a weight
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

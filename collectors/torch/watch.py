@@ -301,6 +301,7 @@ class TorchWatch(WatchedModel):
         if self.in_window:
             self.model_state.read_options(optimizer)
             if gradients_ready:
+                self.model_state.look_for_unheld(self.optimizers)
                 replayed = self._captures.has_replayed
                 self.model_state.count_writes(optimizer, self._passes.micro_steps, is_replayed=replayed)
         if self._plan and self.model_state.has_lost_state(optimizer):  # before the next sample it may be rebuilt

@@ -158,3 +158,14 @@ def test_an_operation_that_is_computed_otherwise_is_named_where_no_statistic_mov
         assert found[0].name == ("blocks.0.output.0" if family == "gpt" else "body.2.output.0")
         assert found[0].step == (FAULT if collect == "everything" else FAULT // 10 * 10 + 10)
         assert "approximate of gelu is tanh, and was none" in found[0].summary
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_that_is_replaced_in_the_training_is_the_first_suspect(tmp_path, family):
+    def replace_head(model, _stepper, step):
+        if step == FAULT - 1:
+            model.head = nn.Linear(model.head.in_features, model.head.out_features)
+
+    [found] = train(tmp_path, family, harm=replace_head, steps=STEPS)
+    assert (found.step, found.name) == (FAULT, "head.weight")
+    assert f"parameter head.weight of the model was replaced at step {FAULT}" in found.summary

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.anomaly import FROZEN, Anomaly
+from trainsentry.anomaly.called_modules import CalledModules
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
-from trainsentry.anomaly.series_arrays import Columns, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_QUANTITIES,
@@ -21,6 +22,8 @@ from trainsentry.collectors.series import (
     MOST_FROZEN,
     OPTIMIZER_RATE,
     PARAMETER,
+    REPLACED,
+    UNHELD,
     UNWRITTEN,
     UPDATE,
     UPDATED_PARAMETERS,
@@ -58,6 +61,9 @@ DROP: Final = 0.5
 REQUIRES_GRAD: Final = "requires_grad"
 """The statistic of a parameter that was frozen by that attribute."""
 
+HELD: Final = "held"
+"""The statistic of a parameter that has a gradient and that no optimizer holds."""
+
 LEAST_RATIO: Final = 3e-6
 """Least ‖Δ‖/‖w‖ of a movement: some 25 units in the last place of float32."""
 
@@ -72,73 +78,6 @@ which it looks for those that had neither gradient nor update: gradients are sam
 
 LONGER: Final = 10
 """Factor on that number of steps where no activation shows which modules were called: experts wait for tokens."""
-
-
-class CalledModules:
-    """Remembers which modules a step has called, by their activations.
-
-    A module counts from its first row on: series are defined ahead of the record in which they come.
-    """
-
-    def __init__(self, arrays: SeriesArrays) -> None:
-        self._number: dict[str, int] = {}
-        names: list[str] = []
-        self._modules = Columns(names)
-        self._called = self._modules.column(bool)
-        self._ever = self._modules.column(bool)
-        self._before = np.zeros(0, bool)
-
-        def number(series: Series) -> int:
-            if series.quantity not in ACTIVATION_QUANTITIES or series.is_model_input:  # these are read at every step
-                return -1
-            if series.module not in self._number:
-                self._number[series.module] = len(names)
-                names.append(series.module)
-            return self._number[series.module]
-
-        self._module_of = arrays.series.column(np.int64, of=number)
-
-    @property
-    def knows_any(self) -> bool:
-        """Whether any module's call was sampled."""
-        return bool(self._ever.values.any())
-
-    def ever(self, series: Series) -> bool:
-        """Whether the module that owns a series was called, as far as calls were sampled."""
-        number = self._number.get(series.module, len(self._ever.values))
-        return not self.knows_any or (number < len(self._ever.values) and bool(self._ever.values[number]))
-
-    def begin_step(self) -> None:
-        """Begin the next step."""
-        if self._called.values.any():
-            self._before = self._called.values.copy()
-        self._called.values[:] = False
-
-    def note(self, record: StepRecord) -> None:
-        """Take in the activations of a record."""
-        self._modules.grow()
-        modules = self._module_of.values[record.where]
-        self._called.values[modules[modules >= 0]] = True
-        self._ever.values[modules[modules >= 0]] = True
-
-    def was_called(self, series: Series) -> bool | None:
-        """Return whether the module that owns a series was called; None where no sampled activation shows it.
-
-        False only for a module that was called in the last step whose activations were sampled: hooks may be gone. For
-        a module whose calls are never sampled (another one reads its weights), the nearest module above it answers.
-        """
-        if not self._called.values.any():
-            return None
-        name = series.module
-        called = self._called.values
-        # A module that this record names first has no place in the arrays yet: its calls were never sampled before.
-        while (number := self._number.get(name, len(called))) >= len(called) or not self._ever.values[number]:
-            if not name:
-                return None
-            name = name.rpartition(".")[0]
-        if called[number]:
-            return True
-        return False if number < len(self._before) and self._before[number] else None
 
 
 class FrozenRule(Rule):
@@ -164,6 +103,7 @@ class FrozenRule(Rule):
         self._numel = arrays.numel
         self._called = CalledModules(arrays)
         self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
+        self._is_parameter = arrays.series.column(bool, of=lambda s: s.quantity == PARAMETER and not s.micro_step)
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self._is_unwritten = arrays.series.column(bool, of=lambda s: s.scalar and s.name.partition(".")[0] == UNWRITTEN)
         self._moved = arrays.series.column(np.int64)
@@ -171,7 +111,7 @@ class FrozenRule(Rule):
         self._absent_since = arrays.series.column(np.int64)
         self._still_for = arrays.series.column(np.int64)
         self._reported = arrays.series.column(bool)
-        self._seen = arrays.series.column(bool)  # updates and gradients that have had a row
+        self._seen = arrays.series.column(bool)  # parameters, updates and gradients that have had a row
         self._in_step = arrays.series.column(bool)
         self._without_since = arrays.series.column(np.int64, -1)  # of gradients that are missing
         self._updated_at = arrays.series.column(np.int64, -1)
@@ -261,10 +201,11 @@ class FrozenRule(Rule):
                 self._constants.add(name)
             if value == MOST_FROZEN:  # a backbone, on purpose
                 self._most_frozen = True
-            if value in {MADE_CONSTANT, MOST_FROZEN} or self._excused:
+            if value in {MADE_CONSTANT, MOST_FROZEN} or (self._excused and value not in {UNHELD, REPLACED}):
                 continue
-            statistic = "norm" if value == KEPT else REQUIRES_GRAD
-            found.append(_finding(series_id, row, None, record.step - 1, name=name, statistic=statistic))
+            statistic = {KEPT: "norm", UNHELD: HELD, REPLACED: HELD}.get(value, REQUIRES_GRAD)
+            clean = -2 if value == UNHELD else record.step - 1
+            found.append(_finding(series_id, row, None, clean, name=name, statistic=statistic))
         return found
 
     def _missing(self, table: SeriesTable) -> list[Finding]:
@@ -331,7 +272,8 @@ class FrozenRule(Rule):
 
     def _never_moved(self, table: SeriesTable, moving: set[str]) -> list[Finding]:
         """Return the parameters that are not among the moving ones, where they are few; each is reported once."""
-        parameters = {s.name: i for i, s in table.of_quantity(PARAMETER) if s.micro_step == 0}
+        known = rows_where(self._is_parameter.values & self._seen.values)  # series are defined ahead of their rows
+        parameters = {table.series[i].name: i for i in known.tolist()}
         moves = moving | self._constants
         still = [i for name, i in parameters.items() if name not in moves and self._called.ever(table.series[i])]
         if len(still) > NEVER_MOVED * len(parameters):
@@ -343,6 +285,7 @@ class FrozenRule(Rule):
     def _note_gradients(self, observed: Observed) -> None:
         record = observed.record
         gradients = self._is_gradient.values[record.where]
+        self._seen.values[record.ids[self._is_parameter.values[record.where]]] = True
         self._graded |= bool(gradients.any())
         self._seen.values[record.ids[gradients]] = self._in_step.values[record.ids[gradients]] = True
         rows = rows_where(gradients & (record.columns[NORM] == 0))
@@ -378,14 +321,26 @@ class FrozenRule(Rule):
         """Return that the update is zero or missing, and at which step."""
         if anomaly.name == ALL:
             return f"the optimizer updates no parameter at step {anomaly.step}"
-        if anomaly.statistic == REQUIRES_GRAD:
-            return f"parameter {anomaly.name} requires no gradient any more at step {anomaly.step}, and is not updated"
+        if anomaly.statistic in {REQUIRES_GRAD, HELD}:
+            return f"parameter {anomaly.name} {_OUTSIDE[anomaly.statistic, anomaly.last_clean >= 0]}".format(
+                anomaly.step
+            )
         if anomaly.last_clean < 0:
             return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move"
         if math.isnan(anomaly.value):
             reason = "although others were updated: no gradient reaches it, or no optimizer holds it any more"
             return f"{subject} is missing at step {anomaly.step}, {reason}"
         return f"{subject} is zero at step {anomaly.step}, although it has a gradient and a non-zero learning rate"
+
+
+_FROZEN: Final = "requires no gradient any more at step {}, and is not updated"
+_OUTSIDE: Final = {
+    (REQUIRES_GRAD, True): _FROZEN,
+    (REQUIRES_GRAD, False): _FROZEN,
+    (HELD, True): "of the model was replaced at step {}, and its optimizer still holds the old one",
+    (HELD, False): "has a gradient, but no optimizer holds it: it has not moved up to step {}",
+}
+"""What is said of a parameter that no optimizer updates, by the statistic and whether it was healthy before."""
 
 
 def _finding(

@@ -16,6 +16,7 @@ from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrit
 from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
 from trainsentry.collectors.torch.parameters.options import OptionReader
 from trainsentry.collectors.torch.parameters.readers import StateCount, read_parameters, read_state
+from trainsentry.collectors.torch.parameters.unheld import UnheldParameters
 from trainsentry.collectors.torch.parameters.weight_writes import WeightWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
@@ -38,8 +39,9 @@ class ModelState:
         self._counts_for: weakref.ref[Optimizer] | None = None
         self._state_count = StateCount()
         self._has_told_constants = False
+        self._unheld = UnheldParameters(rows, optimized.names)
         self._weight_writes = WeightWrites(
-            rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks))
+            rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks)), self._unheld.note_left
         )
 
     def gradient_writes(self, *, every: bool) -> str:
@@ -106,6 +108,10 @@ class ModelState:
         self.guard.run(OPTIMIZER_STATE, read_state, self.rows, optimizer, owned, micro_step)
         if self.settings.alignment:
             self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
+
+    def look_for_unheld(self, optimizers: Sequence[Optimizer]) -> None:
+        """Look, before an update, for parameters with a gradient that none of all optimizers holds."""
+        self.guard.run("weight_writes", self._unheld.note, optimizers)
 
     def begin_writes(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
         """Note the counts of writes of an optimizer's weights before its update."""

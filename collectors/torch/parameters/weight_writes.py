@@ -75,13 +75,19 @@ class WeightWrites:
     gradient, whatever its learning rate; a weight without one may rest, as that of an expert without tokens does, but
     one that requires no gradient any more was frozen. Where an update writes to none, there is one row, `unwritten`:
     they have gradients, or the model has other weights in their places. `in_model` returns the parameters that the
-    model has now. LBFGS stops writing where it has converged, and compiled code writes as its compiler likes, so
-    nothing is noted of them.
+    model has now; `note_left` takes the weights without a gradient, which others may have replaced. LBFGS stops writing
+    where it has converged, and compiled code writes as its compiler likes, so nothing is noted of them.
     """
 
-    def __init__(self, rows: StepRows, in_model: Callable[[], Iterable[Tensor]]) -> None:
+    def __init__(
+        self,
+        rows: StepRows,
+        in_model: Callable[[], Iterable[Tensor]],
+        note_left: Callable[[Iterable[NamedParameter]], None] = lambda _: None,
+    ) -> None:
         self.rows = rows
         self.in_model = in_model
+        self.note_left = note_left
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
 
     def begin(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
@@ -119,6 +125,8 @@ class WeightWrites:
                 self._append(UNWRITTEN, "", KEPT)
             return
         self._note_frozen(known, [named for named in weights if not named.parameter.requires_grad])
+        if not known.are_sharded and len(kept) < len(weights):
+            self.note_left(n for n in weights if n.parameter.requires_grad and gradient_of(n.parameter) is None)
         for named in kept:
             self._append(f"{UNWRITTEN}.{named.name}", named.module, KEPT)
 

@@ -22,6 +22,7 @@ RING, CHANNEL, LISTENING = range(200, 203)
 
 _PARENT = f"""
 import gc, json, os, signal, socket, sys
+import numpy.ma, trainsentry.exporters.csv.exporter, trainsentry.exporters.report.exporter  # of every recorder, later
 from trainsentry.monitor.recorder.__main__ import main
 
 ALIVE = socket.socket(fileno=int(sys.argv[1]))

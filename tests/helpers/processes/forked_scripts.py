@@ -17,7 +17,7 @@ from pathlib import Path
 _PARENT = """
 import gc, json, os, signal, socket, sys
 import torch._dynamo, trainsentry.collectors.torch.watch, trainsentry.monitor.trainer.wiring
-import trainsentry.collectors.torch.calls.debugging, trainsentry.monitor.cli.app
+import trainsentry.collectors.torch.calls.debugging, trainsentry.monitor.cli.app, trainsentry.monitor.train_monitor
 
 _asked = socket.socket(fileno=int(sys.argv[1]))
 _told = {}

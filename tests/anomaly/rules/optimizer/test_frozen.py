@@ -206,16 +206,37 @@ def test_a_module_that_is_first_called_in_the_step_where_its_updates_come_back_i
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
-    [(1.0, "is zero at step 3, although it has a gradient"), (2.0, "requires no gradient any more at step 3")],
+    ("value", "clean", "says"),
+    [
+        (1.0, 2, "is zero at step 3, although it has a gradient"),
+        (2.0, 2, "requires no gradient any more at step 3"),
+        (5.0, -2, "parameter fc.weight has a gradient, but no optimizer holds it: it has not moved up to step 3"),
+        (6.0, 2, "fc.weight of the model was replaced at step 3, and its optimizer still holds the old one"),
+    ],
 )
-def test_a_weight_that_an_update_did_not_write_to_is_frozen_at_that_step(records, rule, judged, value, says):
+def test_a_weight_that_an_update_did_not_write_to_is_frozen_at_that_step(records, rule, judged, value, clean, says):
     unwritten = ("unwritten.fc.weight", "unwritten.fc.weight")
     [found] = judged(rule, records, [3], {unwritten: value})
-    assert (found.name, found.quantity, found.last_clean) == ("fc.weight", "update", 2)
+    assert (found.name, found.quantity, found.last_clean) == ("fc.weight", "update", clean)
     detail = (found.statistic, found.value, found.expected, found.score, found.kind, found.detector)
-    anomaly = Anomaly(3, 0, 0, 0, found.name, found.quantity, *detail, last_clean=2)
+    anomaly = Anomaly(3, 0, 0, 0, found.name, found.quantity, *detail, last_clean=clean)
     assert says in FrozenRule.sentence(anomaly, "the update of fc.weight")
+
+
+@pytest.mark.parametrize(("value", "told"), [(1.0, 0), (2.0, 0), (5.0, 1), (6.0, 1)])
+def test_a_skipped_step_excuses_a_weight_that_was_not_written_but_none_that_no_optimizer_holds(
+    records, rule, judged, value, told
+):
+    unwritten = ("unwritten.fc.weight", "unwritten.fc.weight")
+    assert len(judged(rule, records, [3], {unwritten: value}, skipped=True)) == told
+
+
+def test_a_parameter_is_not_still_before_its_first_row(records, rule, judged):
+    """Series are defined ahead of the records in which they come, where a recorder is behind."""
+    records.step(0, {("late.weight", "parameter"): 1.0})
+    names = [f"{i}.weight" for i in range(20)]
+    sizes = {(name, quantity): 1.0 for name in names for quantity in ("parameter", "update")}
+    assert judged(rule, records, range(30), sizes) == []
 
 
 def test_all_weights_that_an_update_did_not_write_to_are_one_finding_and_a_skipped_step_has_none(records, rule, judged):

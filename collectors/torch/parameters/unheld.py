@@ -1,0 +1,116 @@
+"""Finds parameters that have gradients and that no optimizer holds: a head or a tie that was replaced."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from torch.optim import Optimizer
+
+from trainsentry.collectors.series import REPLACED, UNHELD, UNWRITTEN, Series
+from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
+from trainsentry.collectors.torch.parameters.readers import parameters_of
+from trainsentry.collectors.torch.rows.local_tensor import version_of
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
+
+UPDATES_UNHELD: Final = 20
+"""Updates of other parameters after which one that has a gradient counts: its own optimizer may step more seldom, and
+is known from its first step on."""
+
+SHARE_WITH_GRADIENT: Final = 0.5
+"""Least share of those updates at which it must have had a gradient."""
+
+LOOK_EVERY: Final = 64
+"""Updates between two looks at all parameters of the model, which take 5 ms for 5,000 modules: experts rest often."""
+
+
+class UnheldParameters:
+    """Appends `unwritten.<parameter>` for a parameter that has a gradient, that no optimizer holds and nothing writes.
+
+    A backbone outside the optimizer may be meant, although it requires gradients. So a parameter counts only where an
+    optimizer holds others, without a gradient, that are not in the model, where it holds nothing that has a gradient,
+    or where the parameter came after the first update. Shards of wrappers and fp32 masters are held by their owners,
+    and written where they are not; torch counts the writes, but not those through `data`.
+    """
+
+    def __init__(self, rows: StepRows, names: ModelNames) -> None:
+        self.rows = rows
+        self.names = names
+        self._seen: list[NamedParameter] | None = None
+        self._known: set[int] = set()
+        self._told: set[str] = set()
+        self._waiting: dict[int, tuple[NamedParameter, int | None, int]] = {}
+        self._waited = 0
+        self._left: list[NamedParameter] = []
+        self._updates = self._look_at = 0
+
+    def note_left(self, weights: Iterable[NamedParameter]) -> None:
+        """Note the weights, without a gradient, that an update has just left unwritten."""
+        self._left += (n for n in weights if n.fragment is None)
+        self._tell_replaced()
+
+    def note(self, optimizers: Sequence[Optimizer]) -> None:
+        """Look at the gradients before an update; call it at each, with all optimizers of the run."""
+        self._updates += 1
+        if self._seen is not self.names.parameters:
+            self._begin(optimizers)
+        self._tell_replaced()
+        if not self._waiting:
+            return
+        self._waited += 1
+        for key, (named, version, graded) in [*self._waiting.items()]:
+            if version_of(named.parameter) != version:  # something updates it
+                del self._waiting[key]
+            elif gradient_of(named.parameter) is not None:
+                self._waiting[key] = (named, version, graded + 1)
+        if self._waited >= UPDATES_UNHELD:
+            self._end(optimizers)
+
+    def _tell_replaced(self) -> None:
+        """Tell of the weights that are no longer in the model, where it has others, with gradients, in their place."""
+        if not self._left or self._updates < self._look_at:
+            return
+        self._look_at, left, self._left = self._updates + LOOK_EVERY, self._left, []
+        now = {id(p): p for chunk in self.names.chunks for p in chunk.parameters()}
+        gone = [n for n in left if id(n.own) not in now and gradient_of(n.parameter) is None]
+        known = {id(n.own) for n in self.names.parameters}
+        if gone and any(key not in known and gradient_of(p) is not None for key, p in now.items()):
+            self._append(gone, REPLACED)
+
+    def _begin(self, optimizers: Sequence[Optimizer]) -> None:
+        self._seen, self._waited = self.names.parameters, 0
+        unheld = [n for n in _unheld(self._seen, optimizers) if id(n.parameter) not in self._known]
+        if unheld and not self._known and not _hold_others(self.names, optimizers):
+            unheld = []
+        self._waiting = {id(n.parameter): (n, version_of(n.parameter), 0) for n in unheld}
+        self._known |= {id(n.parameter) for n in self._seen}
+
+    def _end(self, optimizers: Sequence[Optimizer]) -> None:
+        waiting, self._waiting = self._waiting, {}
+        least = SHARE_WITH_GRADIENT * self._waited
+        still = {id(n.parameter) for n in _unheld([n for n, _, _ in waiting.values()], optimizers)}
+        self._append([n for key, (n, _, graded) in waiting.items() if key in still and graded >= least], UNHELD)
+
+    def _append(self, parameters: Iterable[NamedParameter], value: float) -> None:
+        for named in parameters:
+            name = f"{UNWRITTEN}.{named.name}"
+            if name in self._told:
+                continue
+            self._told.add(name)
+            series = Series(name, name, module=named.module, scalar=True)
+            self.rows.add_scalar(self.rows.table.series_id(series), value)
+
+
+def _unheld(parameters: Iterable[NamedParameter], optimizers: Sequence[Optimizer]) -> list[NamedParameter]:
+    """Return the trainable parameters that the model itself has and no optimizer."""
+    held = {id(p) for optimizer in optimizers for p in parameters_of(optimizer)}
+    own = [n for n in parameters if n.owner is None and n.fragment is None]
+    return [n for n in own if n.parameter.requires_grad and id(n.parameter) not in held]
+
+
+def _hold_others(names: ModelNames, optimizers: Sequence[Optimizer]) -> bool:
+    """Return whether optimizers hold parameters in place of the model's: strangers, or none that has a gradient."""
+    held = [p for optimizer in optimizers for p in parameters_of(optimizer)]
+    known = names.by_parameter()
+    idle = [p for p in held if gradient_of(p) is None]
+    return len(idle) == len(held) or any(p.requires_grad and p not in known for p in idle)
