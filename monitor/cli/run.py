@@ -30,8 +30,8 @@ def run_command(
 ) -> None:
     """Watch an unchanged training script: its models are found when an optimizer first steps.
 
-    Exit status and signals are the script's own. Under a launcher: torchrun --nproc-per-node 8 -m trainsentry run
-    train.py, or deepspeed --no_python trainsentry run train.py.
+    Exit status and signals are the script's own. Under a launcher: torchrun --nproc-per-node 8 --no-python trainsentry
+    run train.py, or deepspeed --no_python trainsentry run train.py.
     Example: trainsentry run --config monitor.yaml train.py --lr 1e-4
     """
     from trainsentry.monitor.script.unchanged_script import UnchangedScript

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from trainsentry.exporters.files.foreign_files import MAX_DEPTH, is_deep, parse_json, read_bytes
 from trainsentry.monitor.config.msprobe_keys import msprobe_advice
@@ -29,6 +29,15 @@ CLOSE: Final = 0.6
 """Likeness (0 to 1) of a known key to an unknown one from which on it is suggested; below it only confuses."""
 
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+
+_PLAIN: Final = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "list": "a list",
+}
+"""What is allowed, by the beginning of the type of pydantic's error."""
 
 
 def load_config(source: "str | Path | Mapping[str, Any] | MonitorConfig | None") -> MonitorConfig:
@@ -121,7 +130,12 @@ def explain(error: dict[str, Any], model: type[BaseModel]) -> str:
         close = difflib.get_close_matches(keys[-1], allowed, n=1, cutoff=CLOSE)
         nearest = f"; the closest known one is {close[0]!r}" if close else ""
         return f"{'.'.join(keys)}: unknown key{nearest}; allowed: {', '.join(allowed) or 'no keys'}"
+    kind, _, wrong = error["type"].partition("_")
     message: str = error["msg"].removeprefix("Value error, ").replace("Input should be", "allowed:")
+    if wrong in {"type", "parsing", "from_float"} and kind in _PLAIN:
+        message = f"allowed: {_PLAIN[kind]}"
+    elif error["type"] == "model_type":
+        message = f"allowed: {_switches(path, model)}an object with some of the keys {', '.join(_keys_at(path, model))}"
     if not keys:
         return message
     return f"{'.'.join(keys)}: got {_shown(error['input'])}: {message}"
@@ -133,8 +147,20 @@ def _shown(value: Any) -> str:
 
 
 def _keys_at(path: list[Any], model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in _model_at(path, model).model_fields.items()]
+
+
+def _switches(path: list[Any], model: type[BaseModel]) -> str:
+    """Return the words for a block that may be switched on or off as a whole."""
+    field = _model_at(path[:-1], model).model_fields.get(str(path[-1])) if path else None
+    return (
+        "true, false or " if field is not None and any(isinstance(m, BeforeValidator) for m in field.metadata) else ""
+    )
+
+
+def _model_at(path: list[Any], model: type[BaseModel]) -> type[BaseModel]:
     for key in path:
         field = model.model_fields.get(str(key))
         candidates = (field.annotation, *get_args(field.annotation)) if field is not None else ()
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model

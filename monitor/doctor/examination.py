@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainsentry.monitor.doctor.check import Check, attempt, without_secrets
 from trainsentry.monitor.doctor.machine import facts, machine_checks
+
+if TYPE_CHECKING:
+    from trainsentry.collectors.torch.device.device import Device
 
 
 class UnknownDeviceError(ValueError):
@@ -48,20 +51,43 @@ def _examine_mindspore(device_name: str) -> Iterator[Check]:
 def _examine_torch(device_name: str) -> Iterator[Check]:
     from trainsentry.collectors.torch.device.registry import known_devices
     from trainsentry.monitor.doctor.torch_device import AUTO, chosen_device, device_checks
-    from trainsentry.monitor.doctor.torch_ranks import joined, launched_ranks, rank_checks
+    from trainsentry.monitor.doctor.torch_ranks import launched_ranks
     from trainsentry.monitor.doctor.torch_training import training_checks
 
     device = chosen_device(device_name)
     if device is None:
         names = ", ".join([AUTO, *(d.type for d in known_devices())])
         raise UnknownDeviceError(f"--device: got {device_name!r}; allowed: {names}")
-    among_ranks = launched_ranks() > 1 and device.is_available()
-    with joined(device) if among_ranks else contextlib.nullcontext():
-        yield from attempt("device", lambda: device_checks(device))
-        if among_ranks:
-            yield from attempt("ranks", lambda: rank_checks(device))
-    if device.is_available() and not among_ranks:
+    if launched_ranks() > 1 and device.is_available():
+        yield from _examine_ranks(device)
+        return
+    yield from attempt("device", lambda: device_checks(device))
+    if device.is_available():
         yield from attempt("training", lambda: training_checks(device))
+
+
+def _examine_ranks(device: "Device") -> Iterator[Check]:
+    """Examine the device and the ranks; one that cannot be joined or left is a finding like others."""
+    from trainsentry.monitor.doctor.torch_device import device_checks
+    from trainsentry.monitor.doctor.torch_ranks import joined, rank_checks
+
+    with contextlib.ExitStack() as group:
+        refused = [*attempt("joining the ranks", lambda: _entered(group, joined(device)))]
+        yield from refused
+        yield from attempt("device", lambda: device_checks(device))
+        if not refused:
+            yield from attempt("ranks", lambda: rank_checks(device))
+        yield from attempt("leaving the ranks", lambda: _left(group))
+
+
+def _entered(group: contextlib.ExitStack, joined: contextlib.AbstractContextManager[None]) -> tuple[Check, ...]:
+    group.enter_context(joined)
+    return ()
+
+
+def _left(group: contextlib.ExitStack) -> tuple[Check, ...]:
+    group.close()
+    return ()
 
 
 def write_report(path: Path, device_name: str, checks: list[Check]) -> None:

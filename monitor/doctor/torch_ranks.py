@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Final
 
 import torch
@@ -20,6 +21,10 @@ from trainsentry.monitor.train_monitor import TrainMonitor
 STEPS: Final = 6
 ELEMENTS: Final = 2**22
 """Elements of the all-reduce that is timed: 16 MB."""
+
+
+PATIENCE: Final = timedelta(minutes=5)
+"""How long a rank waits for another one, to join or in a collective: torch's half an hour is for trainings."""
 
 
 def launched_ranks() -> int:
@@ -41,7 +46,7 @@ def joined(device: Device) -> Iterator[None]:
         yield
         return
     names = dict.fromkeys((f"cpu:{CPU.collectives}", f"{device.type}:{device.collectives}"))
-    dist.init_process_group(",".join(names))
+    dist.init_process_group(",".join(names), timeout=PATIENCE)
     try:
         yield
     finally:

@@ -86,10 +86,19 @@ def test_paths_and_tuples_are_taken(tmp_path):
 
 MISTAKES = [
     ({"colect": {}}, ["colect", "'collect'", "allowed"]),
+    ({"on_incident": {"stop": "yes"}}, ["on_incident.stop", "'yes'", "allowed: true or false"]),
+    ({"collect": {"gradients": {"every": "often"}}}, ["every", "'often'", "allowed: a whole number"]),
+    ({"collect": {"gradients": {"every": 2.5}}}, ["every", "2.5", "allowed: a whole number"]),
+    ({"detect": {"false_alarms_per_day": "few"}}, ["false_alarms_per_day", "'few'", "allowed: a number"]),
+    ({"statistics": "norm"}, ["statistics", "'norm'", "allowed: a list"]),
+    (
+        {"export": {"csv": "no"}},
+        ["export.csv", "'no'", "allowed: true, false or an object with some of the keys"],
+    ),
     ({"collect": {"gradient": True}}, ["collect.gradient", "'gradients'"]),
     ({"collect": {"gradients": {"evry": 2}}}, ["collect.gradients.evry", "'every'"]),
     ({"collect": {"gradients": {"every": 0}}}, ["collect.gradients.every", "0", "greater than or equal to 1"]),
-    ({"collect": {"gradients": {"every": "10"}}}, ["collect.gradients.every", "'10'", "integer"]),
+    ({"collect": {"gradients": {"every": "10"}}}, ["collect.gradients.every", "'10'", "whole number"]),
     ({"collect": {"parameters": {"targets": "*"}}}, ["collect.parameters.targets", "'*'", "list"]),
     ({"statistics": ["norm", "median"]}, ["statistics", "median", "min, max, mean"]),
     ({"overflow_check": {"overflow_nums": 0}}, ["overflow_check.overflow_nums", "0", "-1"]),

@@ -1,5 +1,6 @@
 """The doctor's table says what is there, what is slow and what is missing, and its file holds no secret."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 from trainsentry.collectors.torch.device.cpu import CPU
 from trainsentry.monitor.cli.app import app
 from trainsentry.monitor.demo.model import GptConfig
-from trainsentry.monitor.doctor import machine, torch_device, torch_training
+from trainsentry.monitor.doctor import machine, torch_device, torch_ranks, torch_training
 from trainsentry.monitor.doctor.check import Check, attempt, without_secrets
+from trainsentry.monitor.doctor.examination import examine
 from trainsentry.monitor.doctor.torch_ranks import joined
 
 SECRET = "hf_Zx8Qw2Lk9Vb3Nm7Rt5Yp1Ds4Gh6Jf0Kc"
@@ -125,6 +127,28 @@ def test_ranks_are_examined_under_a_launcher(tmp_path):
     assert states["2 ranks over gloo"] == "OK"
     assert states["no harm among ranks"] == "OK"
     assert ran.stdout.count("what to do") == 1  # rank 0 alone prints
+
+
+def test_ranks_that_cannot_be_joined_or_left_are_in_the_report_beside_the_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    ran = doctor("--device", "cpu", "--out", str(tmp_path / "apart.json"))
+    assert ran.exit_code == 1
+    states = {check["name"]: check["state"] for check in json.loads((tmp_path / "apart.json").read_text())["checks"]}
+    assert states["joining the ranks"] == "wrong"
+    assert "reading of tensors" in states
+    assert not any("ranks over" in name for name in states)
+
+    @contextlib.contextmanager
+    def stays(_):
+        yield
+        raise RuntimeError("they do not let go")
+
+    monkeypatch.setattr(torch_ranks, "joined", stays)
+    monkeypatch.setattr(torch_ranks, "rank_checks", lambda _: [Check("2 ranks over gloo", "OK", "")])
+    made = {check.name: check for check in examine("cpu")}
+    assert made["2 ranks over gloo"].state == "OK"
+    assert made["leaving the ranks"].found == "RuntimeError: they do not let go"
 
 
 def test_a_process_group_that_somebody_else_made_is_left_to_them():
