@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from forked_scripts import Script, start_forked
 from golden_gpt import GoldenGpt, train_golden
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -232,10 +231,7 @@ def test_a_second_generation_configuration_is_named(tmp_path):
         trainsentry.TrainerMon(str(DATA / "second.json"))
 
 
-def test_replacing_the_packages_name_suffices(out, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(
-        """
+SCRIPT_OF_MSPROBE = """
 import torch
 from msprobe.pytorch import PrecisionDebugger, TrainerMon, module_dump, module_dump_end, seed_all
 from msprobe.pytorch.monitor.module_hook import TrainerMon as Hooked
@@ -251,11 +247,15 @@ for _ in range(2):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 assert Hooked is TrainerMon is for_mindspore.TrainerMon
-""".replace("msprobe", "trainsentry")
-    )
+"""
+
+
+def test_replacing_the_packages_name_suffices(out, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"targets": {}, "wg_distribution": True, "format": "csv"}))
-    environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(out)}
-    subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, check=True)
+    script = Script(SCRIPT_OF_MSPROBE.replace("msprobe", "trainsentry"), [], tmp_path)
+    process = start_forked(script, environment={**os.environ, "MONITOR_OUTPUT_DIR": str(out)})
+    _, told = process.communicate()
+    assert process.returncode == 0, told
     [directory] = out.glob("*-rank0-*")
     expected = {f"grad_{kind}_{step}-{step}.csv" for kind in ("reduced", "unreduced") for step in (3, 4)}
     assert {p.name for p in directory.iterdir()} == expected

@@ -10,6 +10,7 @@ from collections import Counter
 import pandas as pd
 import pytest
 import torch
+from forked_scripts import Script, start_forked
 from tiny_models import EVERY_STEP
 from torch import nn
 
@@ -96,20 +97,21 @@ def test_what_is_left_out_is_a_gap(tmp_path):
     assert any("KeyboardInterrupt" in reason for reason in reasons)
 
 
-def test_ctrl_c_ends_training_and_loses_nothing(out, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(f"""
-import signal, torch, trainsentry, time
+LOOP = """
+import signal, sys, torch, trainsentry, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts the tests in the background may ignore it
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with trainsentry.TrainMonitor({{"output_dir": {str(out)!r}}}).watch(model, optimizer):
+with trainsentry.TrainMonitor({"output_dir": sys.argv[1]}).watch(model, optimizer):
     for step in range(100000):
         optimizer.zero_grad(); model(torch.ones(2, 4)).sum().backward(); optimizer.step()
         print(step, flush=True)
         time.sleep(0.01)
-""")
-    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+"""
+
+
+def test_ctrl_c_ends_training_and_loses_nothing(out):
+    process = start_forked(Script(LOOP, [out]))
     for line in process.stdout:
         if int(line) >= 20:
             break
