@@ -26,6 +26,7 @@ from trainsentry.anomaly.rules.data.missing_input import MissingInputRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.operations import OperationsRule
 from trainsentry.anomaly.rules.optimizer.frozen import HELD
+from trainsentry.anomaly.rules.optimizer.weight_continuity import WRITES
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
 from trainsentry.anomaly.series_facts import BACKWARD
@@ -104,7 +105,7 @@ def rank(anomalies: Iterable[Anomaly], parameters: int) -> list[Ranked]:
     its module vanished, whatever others did.
     """
     firsts: dict[tuple[int, str, str, int], Anomaly] = {}
-    for anomaly in _without_scaled(_without_clipped(_without_ties(list(anomalies)))):
+    for anomaly in _without_scaled(_without_clipped(_without_writes(_without_ties(list(anomalies))))):
         key = (anomaly.rank, anomaly.name, anomaly.quantity, anomaly.micro_step)
         known = firsts.get(key)
         if known is None or strength(anomaly) < strength(known):
@@ -137,6 +138,12 @@ def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
         else:
             settled.append(replace(a, passed_on=True) if is_tie else a)
     return settled
+
+
+def _without_writes(anomalies: list[Anomaly]) -> list[Anomaly]:
+    """Leave out that a weight was written to where another finding of the same step says what became of it."""
+    told = {(a.rank, a.name, a.step) for a in anomalies if a.alarm and a.quantity in {PARAMETER, UPDATE}}
+    return [a for a in anomalies if a.statistic != WRITES or (a.rank, a.name, a.step) not in told]
 
 
 def _without_clipped(anomalies: list[Anomaly]) -> list[Anomaly]:

@@ -26,7 +26,7 @@ def flip_weight(model: nn.Module, tokens: Tensor, kind: str, seed: int, paramete
     names = [parameter] if parameter is not None else choice.sample(list(named), len(named))
     bits = choice.sample(BITS[kind], len(BITS[kind]))
     for name, bit in ((name, bit) for name in names for bit in bits):
-        flat = named[name].detach().view(-1)
+        flat = named[name].data.view(-1)  # torch counts no write, as it counts none of faulty memory
         values = flat.cpu()  # the weights themselves may lie on an accelerator
         used = _used_elements(name, named[name], tokens)
         clear = ((values.view(torch.int32) >> bit) & 1 == 0) & (values != 0)

@@ -10,7 +10,7 @@ import pytest
 import strategy
 from forked_recorders import forked_recorders
 from rank_pool import RankPool
-from sharded_training import STRATEGIES, train
+from sharded_training import STRATEGIES, train, write_outside
 from strategy import batches
 from whole_tensors import assert_global_equals, assert_norms_agree, rows
 
@@ -163,3 +163,24 @@ def test_tables_of_whole_tensors_have_the_columns_of_a_ranks(trained):
     for path in sorted((out / "global").glob("*.csv")):
         with path.open(newline="") as mine, (out / "rank0" / path.name).open(newline="") as theirs:
             assert next(csv.reader(mine)) == next(csv.reader(theirs))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "DdpViews",
+        "ZeroRedundancy",
+        "Fsdp2Kept",
+        "Fsdp1Original",
+        "TensorParallel",
+        pytest.param("Zero3", marks=deepspeed),
+    ],
+)
+def test_a_weight_that_is_written_outside_the_update_is_noted_and_no_strategy_does_so_itself(two_ranks, out, name):
+    two_ranks.run(write_outside, name, out, steps=26, at=23)
+    for rank in range(2):
+        [table] = (out / f"rank{rank}").glob("scalars_*.csv")
+        with table.open() as file:
+            noted = [row for row in csv.DictReader(file) if row["name"].startswith("outside_writes")]
+        assert {int(row["step"]) for row in noted} == {23}
+        assert len(noted) == 1

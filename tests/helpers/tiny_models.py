@@ -133,5 +133,5 @@ def step(model, optimizer):
 
 
 def flip_bit(parameter, element=0, bit=30):
-    """Flip a bit in the storage of a float32 parameter."""
-    parameter.detach().view(-1).view(torch.int32)[element] ^= 1 << bit
+    """Flip a bit in the storage of a float32 parameter; torch counts no write, as it counts none of faulty memory."""
+    parameter.data.view(-1).view(torch.int32)[element] ^= 1 << bit

@@ -10,7 +10,7 @@ from torch.nn import functional
 from two_families import CONFIGURATIONS, FAMILIES, FAULT, train
 
 import trainsentry
-from trainsentry.collectors.torch.parameters import buffer_writes
+from trainsentry.collectors.torch.parameters import buffer_writes, weight_writes
 
 STEPS = FAULT + 40
 
@@ -161,7 +161,9 @@ def test_an_operation_that_is_computed_otherwise_is_named_where_no_statistic_mov
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_head_that_is_replaced_in_the_training_is_the_first_suspect(tmp_path, family):
+def test_a_head_that_is_replaced_in_the_training_is_the_first_suspect(tmp_path, family, monkeypatch):
+    monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)  # other tests of this process compile
+
     def replace_head(model, _stepper, step):
         if step == FAULT - 1:
             model.head = nn.Linear(model.head.in_features, model.head.out_features)
@@ -169,3 +171,29 @@ def test_a_head_that_is_replaced_in_the_training_is_the_first_suspect(tmp_path, 
     [found] = train(tmp_path, family, harm=replace_head, steps=STEPS)
     assert (found.step, found.name) == (FAULT, "head.weight")
     assert f"parameter head.weight of the model was replaced at step {FAULT}" in found.summary
+
+
+@torch.no_grad()
+def load_others(model):
+    """Load what another training has learned."""
+    model.load_state_dict({name: p.flip(0) if p.ndim > 1 else p for name, p in model.state_dict().items()})
+
+
+@torch.no_grad()
+def enlarge(model):
+    model.head.weight.mul_(40)
+
+
+WRITTEN = {load_others: ("all", "most parameters were modified"), enlarge: ("head.weight", "was written")}
+
+
+@pytest.mark.parametrize("write", WRITTEN)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_by_default_what_code_writes_to_weights_is_the_first_suspect_between_their_samples(
+    tmp_path, family, write, monkeypatch
+):
+    monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)  # other tests of this process compile
+    name, says = WRITTEN[write]
+    [found] = train(tmp_path, family, harm=lambda m, _, step: write(m) if step == FAULT else None, steps=STEPS)
+    assert (found.step, found.name) == (FAULT, name)
+    assert f"{says} outside the optimizer update before step {FAULT}" in found.summary

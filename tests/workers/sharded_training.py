@@ -34,3 +34,19 @@ def train(name, out, *, dtype="float32", steps=5, micro_steps=1, config=None, po
         monitor.close()
     found.append(chosen.gathered(gradients=False) if gather else None)
     return found
+
+
+def write_outside(name, out, *, steps, at):
+    """Train under a strategy; write to one weight ahead of the step `at`, and so outside the update."""
+    chosen = STRATEGIES[name](torch.float32, 1)
+    with trainsentry.TrainMonitor({"output_dir": str(out), "strict": True}).watch(chosen.model, chosen.optimizer):
+        for step, micro_batches in enumerate(batches(steps)):
+            if step == at:
+                held = chosen.optimizer.param_groups[0]["params"]
+                weight, *_ = (
+                    held or chosen.optimizer.fp32_partitioned_groups_flat
+                )  # ZeRO-3 lends its parts for an update
+                with torch.no_grad():
+                    getattr(weight, "_local_tensor", weight).mul_(1.01)
+            chosen.step(micro_batches)
+            chosen.update()

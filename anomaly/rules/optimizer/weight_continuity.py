@@ -15,7 +15,7 @@ from trainsentry.anomaly.rules.precision import BITS, significant_bits
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord, as_index
-from trainsentry.collectors.series import PARAMETER, UPDATE, Series
+from trainsentry.collectors.series import OUTSIDE_WRITES, PARAMETER, UPDATE, Series
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE
 
 SCORE: Final = 80.0
@@ -65,6 +65,9 @@ embeddings, begins with the few that pass it first."""
 SAME_NORM: Final = 1e-5
 """Relative change of a norm that is none: a loop that holds a weight at a norm modifies it at each step by design."""
 
+WRITES: Final = "writes"
+"""The statistic of a weight whose modification is known by torch's count of writes alone."""
+
 NEVER: Final = -2
 """A step that never was, and is not the step before the first one either."""
 
@@ -94,13 +97,13 @@ class WeightContinuityRule(Rule):
     """Finds a weight that was modified between two sampled steps, other than by its update.
 
     Most weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in. It is no alarm, but
-    the first suspect where one follows. Faulty memory changes one, and a mix-up a few. A weight that is modified again
-    and again counts unless that keeps it within a bound. The updates of one that is exactly what it was at the sample
-    before are lost.
+    the first suspect where one follows; so is a weight that torch has counted a write to, between samples too. Faulty
+    memory changes one, and a mix-up a few. A weight that is modified again and again counts unless that keeps it within
+    a bound. The updates of one that is exactly what it was at the sample before are lost.
     """
 
     name: ClassVar[str] = "continuity"
-    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, UPDATE})
+    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, UPDATE, OUTSIDE_WRITES})
     statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm", "min", "max"})
     settles_ties: ClassVar[bool] = True
 
@@ -108,6 +111,7 @@ class WeightContinuityRule(Rule):
         self._weights: dict[tuple[str, int], int] = {}
         arrays.series.before_growth(self._note_weights)
         series = arrays.series
+        self._is_write = series.column(bool, of=lambda s: s.scalar and s.name.partition(".")[0] == OUTSIDE_WRITES)
         self._is_weight = series.column(bool, of=lambda s: s.quantity == PARAMETER and s.micro_step == 0)
         self._weight_of = series.column(np.int64, of=lambda s: self._updated_by(s) if s.micro_step == 0 else -1)
         # Updates of a second turn within a step: the sum would need both.
@@ -126,6 +130,7 @@ class WeightContinuityRule(Rule):
         """Return the weights that were modified `WAIT` samples ago."""
         record = observed.record
         found: list[Finding] = []
+        written = self._written(observed)
         weights = rows_where(self._is_weight.values[record.where])
         if len(weights):
             # Slices make no copies.
@@ -143,6 +148,17 @@ class WeightContinuityRule(Rule):
         if self._takes_turns:
             again = self._again_of.values[record.where]
             self._expected_after.values[again[again >= 0]] = NEVER
+        return [*found, *written]
+
+    def _written(self, observed: Observed) -> list[Finding]:
+        """Return the suspicions of weights that something else than their optimizer has written to."""
+        record, found = observed.record, []
+        for row in rows_where(self._is_write.values[record.where]).tolist():
+            series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
+            name = observed.table.series[series_id].name.partition(".")[2] or ALL
+            where = {"last_clean": record.step - 1, "passed_on": False, "name": name, "quantity": PARAMETER}
+            detail = (SHIFT, self.name, WRITES, value, 0.0, SCORE)
+            found.append(Finding(series_id, row, *detail, alarm=False, **where))  # type: ignore[arg-type]
         return found
 
     def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
@@ -276,6 +292,8 @@ class WeightContinuityRule(Rule):
                 f"most parameters were modified outside the optimizer update before step {anomaly.step}: a checkpoint "
                 "was loaded, or other weights were swapped in"
             )
+        if anomaly.statistic == WRITES:
+            return f"parameter {anomaly.name} was written outside the optimizer update before step {anomaly.step}"
         if anomaly.kind == FROZEN:
             return f"parameter {anomaly.name} is exactly what it was at step {anomaly.last_clean}: its updates are lost"
         return (

@@ -1,4 +1,4 @@
-"""Notes weights that an optimizer's step leaves unwritten, without reading their values."""
+"""Notes weights that an optimizer's step leaves unwritten, or that something else writes, without reading values."""
 
 import operator
 import weakref
@@ -10,11 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import FROZEN_WEIGHT, KEPT, MADE_CONSTANT, MOST_FROZEN, UNWRITTEN, Series
+from trainsentry.collectors.series import (
+    FROZEN_WEIGHT,
+    KEPT,
+    MADE_CONSTANT,
+    MOST_FROZEN,
+    OUTSIDE_WRITES,
+    UNWRITTEN,
+    Series,
+)
 from trainsentry.collectors.shared.made_constant import made_constant
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
+from trainsentry.collectors.torch.parameters.outside_writes import OutsideWrites
 from trainsentry.collectors.torch.parameters.readers import state_of
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -26,6 +35,9 @@ WRITTEN_BEFORE: Final = 10
 
 FROZEN_BY_MISTAKE: Final = 0.5
 """Share of an optimizer's weights that may be frozen at once by mistake: who freezes more means to, as a backbone."""
+
+MOST_AT_ONCE: Final = 0.25
+"""Share of an optimizer's weights up to which each is told of that something else has written to."""
 
 _VERSION: Final = operator.attrgetter("_version")
 
@@ -49,11 +61,16 @@ class _Known:
     updates: int = 0
     left_at: dict[int, int] = field(default_factory=dict)
     has_frozen: bool = False
+    outside: OutsideWrites = field(default_factory=OutsideWrites)
+
+    def changes(self) -> list[Any]:
+        """Return torch's counts of changes of all weights now."""
+        return _marks(self.parameters, are_sharded=self.are_sharded)
 
     def look_at(self, optimizer: Optimizer) -> list[Any] | None:
         """Return the marks of all weights now, None where this optimizer's updates leave no mark."""
         if not any(group.get("fused") for group in optimizer.param_groups):
-            return _marks(self.parameters, are_sharded=self.are_sharded)
+            return self.changes()
         state = state_of(optimizer)
         if self.steps is None or self.found_in != (id(state), len(state)):
             self.found_in, self.steps = (id(state), len(state)), _steps_of(state, self.parameters)
@@ -75,8 +92,10 @@ class WeightWrites:
     gradient, whatever its learning rate; a weight without one may rest, as that of an expert without tokens does, but
     one that requires no gradient any more was frozen. Where an update writes to none, there is one row, `unwritten`:
     they have gradients, or the model has other weights in their places. `in_model` returns the parameters that the
-    model has now; `note_left` takes the weights without a gradient, which others may have replaced. LBFGS stops writing
-    where it has converged, and compiled code writes as its compiler likes, so nothing is noted of them.
+    model has now; `note_left` takes the weights without a gradient, which others may have replaced. What something else
+    than the update has written to is told of as `outside_writes.<parameter>`, or `outside_writes` for most of them.
+    LBFGS stops writing where it has converged, and compiled code writes as its compiler likes, so nothing is noted of
+    them.
     """
 
     def __init__(
@@ -100,6 +119,10 @@ class WeightWrites:
             parameters = [named.parameter for named in owned]
             known = self._known[optimizer] = _Known(owned, parameters, any(map(is_dtensor, parameters)))
         known.marks = known.look_at(optimizer)
+        changes = known.marks if known.steps is None else known.changes()
+        self._note_outside(known, known.outside.more_often(changes))
+        if known.steps is not None:  # a fused update leaves the counts as they are
+            known.outside.counts = changes
 
     def updated(self, optimizer: Optimizer) -> None:
         """Compare the weights after an update."""
@@ -110,6 +133,8 @@ class WeightWrites:
         now = known.look_at(optimizer)
         if now is None:  # a fused optimizer's state is gone
             return
+        if known.steps is None:
+            known.outside.counts = now
         same = list(map(operator.eq, before, now))
         known.updates += 1
         if True in same and not known.steps_were_replaced(optimizer):
@@ -139,6 +164,14 @@ class WeightWrites:
                 return
             for named in frozen:
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN_WEIGHT)
+
+    def _note_outside(self, known: _Known, written: list[int]) -> None:
+        """Append what something else has written to: each weight of a few, or one row for most of them."""
+        if 2 * len(written) > len(known.owned):
+            self._append(OUTSIDE_WRITES, "", float(len(written)))
+        elif len(written) <= MOST_AT_ONCE * len(known.owned):
+            for named in (known.owned[i] for i in written):
+                self._append(f"{OUTSIDE_WRITES}.{named.name}", named.module, 1.0)
 
     def tell_constants(self, parameters: list[NamedParameter], modules: Iterable[NamedModule]) -> None:
         """Append a row for each parameter that a module of the model's own has made without a gradient."""

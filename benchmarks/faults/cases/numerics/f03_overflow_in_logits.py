@@ -13,8 +13,7 @@ def _build(run):
 
 def _harm(run):
     if run.harmed:
-        with torch.no_grad():
-            run.parameter("blocks.1.attn.q_proj.weight", "").mul_(1.15)
+        run.parameter("blocks.1.attn.q_proj.weight", "").data.mul_(1.15)  # torch counts no write
 
 
 CASE = Case(

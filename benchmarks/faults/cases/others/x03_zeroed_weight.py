@@ -1,13 +1,11 @@
 """A layer's weights are zeroed."""
 
-import torch
 from case import Case, Expect
 
 
 def _harm(run):
     if run.at_fault:
-        with torch.no_grad():
-            run.parameter("blocks.2.mlp.fc1.weight", "stages.2.conv.weight").mul_(1e-6)
+        run.parameter("blocks.2.mlp.fc1.weight", "stages.2.conv.weight").data.mul_(1e-6)  # torch counts no write
 
 
 CASE = Case(

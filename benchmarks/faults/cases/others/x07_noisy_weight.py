@@ -6,9 +6,8 @@ from case import Case, Expect
 
 def _harm(run):
     if run.at_fault:
-        with torch.no_grad():
-            p = run.parameter("blocks.3.mlp.fc2.weight", "stages.3.conv.weight")
-            p.add_(torch.randn_like(p) * p.std() * 3)
+        p = run.parameter("blocks.3.mlp.fc2.weight", "stages.3.conv.weight").data  # torch counts no write
+        p.add_(torch.randn_like(p) * p.std() * 3)
 
 
 CASE = Case(
