@@ -63,6 +63,7 @@ class RecorderLink:
         self._dropping = False
         self.gaps = KnownGaps()
         self.nothing_written: str | None = None
+        self.recorder_seconds: float | None = None
         self.drained = False
         self._counters: dict[str, Any] = {}
         self._lines = messages.LineReader()
@@ -281,6 +282,7 @@ class RecorderLink:
             if message["type"] == messages.EXAMINED:
                 self._verdicts_missing = 0  # however late, it judges again
             elif message["type"] == messages.CLOSED:
+                self.recorder_seconds = message["recorder_seconds"]
                 self.nothing_written = message["nothing_written"]
         return received
 

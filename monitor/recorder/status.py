@@ -56,6 +56,7 @@ def status_of(session: ShownRecording, state: str) -> dict[str, Any]:
         "left_out": session.gaps.left_out,
         "lag_steps": lag_steps,
         "lag_seconds": lag_seconds,
+        "recorder_seconds": time.process_time(),
         "recorders_started": session.settings.relay + 1,
         "updated": time.time(),
         **session.counters,
@@ -120,4 +121,5 @@ class StatusReporter:
         gaps = self.gaps.to_json()
         why = next((gap["reason"] for gap in gaps), None)
         nothing = None if any(sink.written for sink in files) else why
-        self._send({"type": messages.CLOSED, "gaps": gaps, "nothing_written": nothing})
+        took = time.process_time()
+        self._send({"type": messages.CLOSED, "gaps": gaps, "nothing_written": nothing, "recorder_seconds": took})

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -84,7 +85,10 @@ def test_the_cost_is_measured_and_shown(out, clock, slow, capsys):
     assert told["seconds_by_part"]["gradients"] == pytest.approx(0.2)  # the first step's start is unknown
     assert told["seconds_by_part"]["everything else"] == pytest.approx(0.0, abs=1e-6)
     assert sum(told["seconds_by_part"].values()) == pytest.approx(told["host_seconds"])
-    assert "11 steps watched, 0 incidents; the monitor added" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "11 steps watched, 0 incidents; the monitor added" in said
+    assert re.search(r"and its recorder took \d+\.\d s of a processor beside it", said)
+    assert status["recorder_seconds"] > 0
     assert scalars(out / "tensorboard" / "rank0")["scalars/monitor_share"][-1][1] == pytest.approx(0.2)
 
 
