@@ -36,6 +36,11 @@ class CalledModules:
         """Whether any module's call was sampled."""
         return bool(self._ever.values.any())
 
+    @property
+    def knows_step(self) -> bool:
+        """Whether the step's activations were sampled."""
+        return bool(self._called.values.any())
+
     def ever(self, series: Series) -> bool:
         """Whether the module that owns a series was called, as far as calls were sampled."""
         number = self._number.get(series.module, len(self._ever.values))

@@ -101,6 +101,10 @@ KEPT, FROZEN_WEIGHT, MOST_FROZEN, MADE_CONSTANT, UNHELD, REPLACED = 1.0, 2.0, 3.
 """Values of `unwritten`: a weight has a gradient; it requires none any more; most of an optimizer's do not; its module
 has made it without one, as a table of positions; no optimizer holds it; its optimizer holds one that the model had."""
 
+UNHELD_UPDATES = 8
+"""Updates at which a parameter has had a gradient, and no optimizer that held it, as its row comes: an optimizer of its
+own may step more seldom than others, and is known from its first step on."""
+
 OUTSIDE_WRITES = "outside_writes"
 """Prefix of `outside_writes.<parameter>`, the scalar, 1, of a weight that something else than its optimizer's update
 has written to more often than ever. `outside_writes` itself counts them where they are most of an optimizer's."""

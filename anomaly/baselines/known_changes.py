@@ -9,6 +9,7 @@ import numpy as np
 from trainsentry.anomaly.rules.mode_change import Normalisations
 from trainsentry.anomaly.rules.module_setting import Dropouts
 from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.rules.scalars.declared_changes import DeclaredChanges
 from trainsentry.anomaly.rules.scalars.rate_changes import RateChanges
 from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
@@ -21,11 +22,6 @@ from trainsentry.collectors.series import (
     Series,
 )
 from trainsentry.collectors.statistics import INFS, NANS, VALUE
-
-DECLARED: Final = frozenset(
-    {"batch_size", "sequence_length", "accumulation_steps", "world_size", "temperature", "dropout", "stage", "dataset"}
-)
-"""Logged scalars by which a user declares that training goes on differently."""
 
 PROPORTIONAL: Final = {LEARNING_RATE: (UPDATE,), "loss_scale": (ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT)}
 """Scalars, each with the quantities proportional to it. Gradients of parameters are unscaled when they are read."""
@@ -51,7 +47,7 @@ class KnownChanges:
         self.table = arrays.table
         self.seconds = 1.0
         self._factor = dict.fromkeys(PROPORTIONAL, 1.0)
-        self._declared: dict[int, float] = {}
+        self._declared = arrays.shared(DeclaredChanges)
         self._has_factor = {
             name: arrays.series.column(bool, of=partial(_is_of, quantities))
             for name, quantities in PROPORTIONAL.items()
@@ -84,18 +80,12 @@ class KnownChanges:
         self._time(record)
         self._rates.note(record)
         self._step, changed = record.step, self._normalisations.are_frozen_by(record, self.table)
-        changed |= self._dropouts.are_switched_off_by(record)
+        changed |= self._dropouts.are_switched_off_by(record) | self._declared.changes(record)
         for row in rows_where(self._is_known.values[record.where]).tolist():
-            series_id = int(record.ids[row])
-            name, value = self.table.series[series_id].name, float(record.values[row, VALUE])
+            name, value = self.table.series[int(record.ids[row])].name, float(record.values[row, VALUE])
             factor = SAME_AS.get(name, name)
-            if factor in PROPORTIONAL:
-                if math.isfinite(value) and value > 0:
-                    self._factor[factor] = value
-                continue
-            before = self._declared.get(series_id)
-            changed |= before is not None and before != value and math.isfinite(value)
-            self._declared[series_id] = value
+            if math.isfinite(value) and value > 0:
+                self._factor[factor] = value
         return changed
 
     def is_resized(self, observed: Observed) -> bool:
@@ -156,4 +146,4 @@ def _is_of(quantities: tuple[str, ...], series: Series) -> bool:
 
 
 def _is_known(series: Series) -> bool:
-    return series.scalar and (series.name in DECLARED or SAME_AS.get(series.name, series.name) in PROPORTIONAL)
+    return series.scalar and SAME_AS.get(series.name, series.name) in PROPORTIONAL

@@ -154,6 +154,8 @@ class OutlierDetector:
             self._levels.reset(record.ids[woken])
         self._data.note(observed)
         judged = observed.judged & ~self._changed_sign(record, scalar) & ~resting
+        if (resting & self._is_input.values[record.where]).any():  # what follows from a condition that is left out
+            judged &= ~observed.facts.activation[record.where]
         if self._data.is_high:  # the loss, and the gradients at activations that follow it, tell of their batch then
             facts, where = observed.facts, record.where
             judged &= ~(scalar | (facts.backward[where] & facts.activation[where]))
@@ -206,7 +208,12 @@ class OutlierDetector:
             self._levels.reset(slice(None))
 
     def _expect_lost_updates(self, ids: Any) -> None:
-        """Forget the shares of zeros of updates at a far larger learning rate: rounding takes more of smaller ones."""
+        """Forget the shares of zeros of updates at a far larger learning rate: rounding takes more of smaller ones.
+
+        And where the rate rises far, as a schedule restarts: it takes fewer then.
+        """
+        if self._known.rate_has_risen:
+            self.scoring.baseline.forget(ids, ZEROS_FEATURE)
         rate, known = self._known.rate, self._rate_of.values
         fell = rate * LOST_BELOW <= known[ids]
         self.scoring.baseline.forget(ids[fell], ZEROS_FEATURE)

@@ -5,9 +5,10 @@ from typing import Final
 import numpy as np
 
 from trainsentry.anomaly.rules.rule import Observed
+from trainsentry.anomaly.rules.scalars.loss_above_start import is_loss
 from trainsentry.anomaly.series_arrays import Mask, SeriesArrays
 from trainsentry.collectors.series import GRADIENT
-from trainsentry.collectors.statistics import ZEROS
+from trainsentry.collectors.statistics import VALUE, ZEROS
 
 REST: Final = 1
 USUAL_REST: Final = 8
@@ -15,18 +16,26 @@ USUAL_REST: Final = 8
 step without a gradient harms no weight, and detectors of objects have it in each batch without an object."""
 
 MOST: Final = 0.5
-"""Share of a record's gradients above which they do not rest: the loss itself is cut."""
+"""Share of a record's gradients above which they do not rest: the loss itself is cut. Where the logged loss is zero
+too, as that of a margin that all samples keep, all of them may."""
+
+YOUNG: Final = 32
+"""Samples that were not zero before an input that is zero as a whole is odd: hidden states begin so, and conditions are
+left out by chance."""
 
 
 class WholeZeros:
     """Follows for how many samples in a row each tensor has been zero as a whole.
 
-    After `take_in`, `resting` masks the rows of gradients that rest, and `woken` those of tensors whose past was zero
-    and says nothing of them: biases of a backbone that is trained from now on, a gradient that is back; shape (n,).
+    After `take_in`, `resting` masks the rows of gradients that rest, and of inputs that were so before and came back;
+    `woken` masks those of tensors whose past was zero and says nothing of them: biases of a backbone that is trained
+    from now on, a gradient that is back; shape (n,).
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
+        self._is_loss = arrays.series.column(bool, of=is_loss)
         self._zero_for = arrays.series.column(np.int64)
         self._alive_for = arrays.series.column(np.int64)  # samples that were not zero: before some, none rests
         self._has_rested = arrays.series.column(bool)
@@ -42,12 +51,15 @@ class WholeZeros:
         if not zero.any() and not before.any():
             self._alive_for.values[record.ids] += 1
             return
-        gradients = self._is_gradient.values[where]
+        gradients, inputs = self._is_gradient.values[where], self._is_input.values[where]
         back = (before > 0) & ~zero & ~observed.excused
-        self.woken = back & (before > np.where(gradients, USUAL_REST, REST))
+        self.woken = back & (before > np.where(gradients | inputs, USUAL_REST, REST))
         self._has_rested.values[record.ids[back & ~self.woken & (self._alive_for.values[where] >= USUAL_REST)]] = True
         self._alive_for.values[record.ids[~zero]] += 1
         self._zero_for.values[record.ids] = np.where(zero, before + 1, np.where(observed.excused, before, 0))
-        if zero[gradients].any() and zero[gradients].mean() <= MOST:
-            longest = np.where(self._has_rested.values[where], USUAL_REST, REST)
-            self.resting = zero & gradients & (before < longest)
+        has_rested, young = self._has_rested.values[where], self._alive_for.values[where] < YOUNG
+        self.resting = zero & inputs & (has_rested | young)
+        if (record.values[self._is_loss.values[where], VALUE] == 0).any():
+            self.resting |= zero & gradients
+        elif zero[gradients].any() and zero[gradients].mean() <= MOST:
+            self.resting |= zero & gradients & (before < np.where(has_rested, USUAL_REST, REST))

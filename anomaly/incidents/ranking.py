@@ -25,7 +25,7 @@ from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.data.missing_input import MissingInputRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.operations import OperationsRule
-from trainsentry.anomaly.rules.optimizer.frozen import HELD
+from trainsentry.anomaly.rules.optimizer.frozen import HELD, IN_MODEL
 from trainsentry.anomaly.rules.optimizer.weight_continuity import WRITES
 from trainsentry.anomaly.rules.registry import detectors
 from trainsentry.anomaly.rules.zero_pattern import ZeroPatternRule
@@ -331,7 +331,10 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
-    if is_switch or anomaly.statistic == HELD:  # somebody set a module's mode, or a number of it, or replaced a weight
+    if is_switch or anomaly.statistic in {
+        HELD,
+        IN_MODEL,
+    }:  # somebody set it: a mode, a number, another weight
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

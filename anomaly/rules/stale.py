@@ -6,13 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, STALE, Anomaly
+from trainsentry.anomaly.called_modules import CalledModules
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import DATA, Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import (
-    ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
+    ACTIVATION_QUANTITIES,
     BUFFER,
     GRADIENT,
     GRADIENT_UNREDUCED,
@@ -76,17 +77,19 @@ class StaleRule(Rule):
     """Compares each sample's statistics with those of the sample before, exactly.
 
     Weights are not judged: frozen ones stay by design. State is judged where its parameter had a gradient since its
-    last sample, as state of a parameter that is frozen later, or of an expert without tokens, stays by design too.
+    last sample, as state of a parameter that is frozen later, or of an expert without tokens, stays by design too. So
+    do buffers of a module that is called no more, as a teacher or a head that is trained for a while.
     """
 
     name: ClassVar[str] = "stale"
     speaks_for: ClassVar[str | None] = STALE
     quantities: ClassVar[frozenset[str]] = frozenset(
-        {GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_OUTPUT, ACTIVATION_INPUT, BUFFER, OPTIMIZER_STATE}
+        {GRADIENT, GRADIENT_UNREDUCED, BUFFER, OPTIMIZER_STATE} | ACTIVATION_QUANTITIES
     )
     statistics: ClassVar[frozenset[str]] = frozenset(STATISTICS)
 
     def __init__(self, arrays: SeriesArrays) -> None:
+        self._table, self._called = arrays.table, CalledModules(arrays)
         self._kind = arrays.series.column(np.int8, of=_kind)
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._owners: dict[str, int] = {}
@@ -139,6 +142,7 @@ class StaleRule(Rule):
         """Note when parameters had a gradient; this step's count from the next one on, as state is read first."""
         record = observed.record
         if record.step != self._step:
+            self._called.begin_step()
             self._had_gradient.update(dict.fromkeys(self._with_gradient, self._step))
             if record.step < self._step:  # the run has gone back
                 self._squares.clear()
@@ -146,6 +150,7 @@ class StaleRule(Rule):
                 self._squares[owner] = max(self._squares.get(owner, 0.0), square)
             self._step = record.step
             self._with_gradient.clear()
+        self._called.note(record)
         rows = rows_where((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
         largest = np.abs(record.values[rows][:, [MIN, MAX]]).max(axis=1) ** 2
         for owner, square in zip(self._owner.values[record.ids[rows]].tolist(), largest.tolist(), strict=True):
@@ -173,10 +178,12 @@ class StaleRule(Rule):
         return same
 
     def _rests(self, series_id: int, least: float) -> bool:
-        """Whether a series is state of a parameter without a gradient since its last sample.
+        """Whether a series is state of a parameter without a gradient since its last sample, or of an idle module.
 
         A sum of squares rests too where all of them, since it moved, are below the `least` that changes it.
         """
+        if self._kind.values[series_id] == _BUFFER:
+            return self._called.knows_step and self._called.was_called(self._table.series[series_id]) is not True
         if self._kind.values[series_id] != _STATE:
             return False
         owner = int(self._owner.values[series_id])

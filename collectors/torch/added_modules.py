@@ -1,14 +1,20 @@
 """Detects modules and parameters that are added to a model after `watch`."""
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.torch.parameters.readers import parameters_of
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
+
+IN_VAIN: Final = 3
+"""Counts in vain, of steps in which a parameter was registered somewhere, after which only every hundredth looks:
+wrappers register parameters in each pass."""
 
 LOOK_EVERY: Final = 100
 """Steps between two counts of the modules and their parameters, which take 10 ms for 5,000 modules; what an optimizer
@@ -24,14 +30,21 @@ class AddedModules:
         self._modules = (0, 0)
         self._optimizers: list[Optimizer] = []
         self._parameters: list[int] = []
-        self._steps = 0
+        self._steps = self._in_vain = 0
+        self._registered = False
+        note = weakref.WeakMethod(self._note_registration)
+        handle = register_module_parameter_registration_hook(lambda *_: None if (call := note()) is None else call())
+        weakref.finalize(self, handle.remove)
+
+    def _note_registration(self) -> None:
+        self._registered = True
 
     def note_watched(
         self, chunks: Sequence[nn.Module], holders: Sequence[Any], optimizers: Iterable[Optimizer]
     ) -> None:
         """Note what a call of `watch` has added; `optimizers` are those whose parameters no wrapper flattens."""
         self._watched.append((chunks, list(holders)))
-        self._modules = self._count_modules()
+        self._modules, self._registered = self._count_modules(), False
         self._optimizers += optimizers
         self._parameters = self._count_parameters()
 
@@ -57,7 +70,9 @@ class AddedModules:
         self._steps += 1
         before, self._parameters = self._parameters, self._count_parameters()
         grown = any(now > then for now, then in zip(self._parameters, before, strict=True))
-        if not grown and (self._steps % LOOK_EVERY or self._count_modules() == self._modules):
+        looks, self._registered = self._registered and self._in_vain < IN_VAIN, False
+        if not grown and ((self._steps % LOOK_EVERY and not looks) or self._count_modules() == self._modules):
+            self._in_vain += looks
             return None
         self._modules = self._count_modules()
         names = self.all_names()

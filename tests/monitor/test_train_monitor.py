@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from importlib import metadata
 from pathlib import Path
 
@@ -280,6 +281,8 @@ def test_a_monitor_that_nobody_holds_goes_on_and_one_with_its_model_gone_ends(ou
     hook = next(iter(optimizer._optimizer_step_pre_hooks.values()))
     recorder = hook.owner.listener.owner._loop.link.running.process
     assert recorder.poll() is None
+    kept = weakref.ref(model)
     del model, optimizer, hook
     gc.collect()
+    assert kept() is None, "a sweep of many models would keep them all"
     recorder.wait(10)

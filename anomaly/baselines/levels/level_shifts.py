@@ -29,15 +29,16 @@ from trainsentry.collectors.series import (
 from trainsentry.collectors.statistics import VALUE
 
 NARROWEST: Final = (0.05, 0.02, 0.02, 0.1)
-NARROWEST_OF_GRADIENT: Final = (0.1, 0.1, 0.02, 0.1)
+NARROWEST_OF_GRADIENT: Final = (0.1, 0.1, 0.02, 0.5)
 ZEROS_BELOW_A_RISE: Final = 1.5
 ZEROS_ABOVE_A_FALL: Final = 1.0
 FEW_ZEROS: Final = math.log((0.1 + ZEROS_SLACK) / (0.9 + ZEROS_SLACK))
 """Least width of a range, by feature in the order of `FEATURES`: 5 % of a largest magnitude, 2 % of a norm, 0.02 of
 mean ÷ root mean square, a tenth of the odds of zeros. A range of values that hardly move has no width of its own.
-Clipping holds the largest gradient near the bound, however it moves, so that a tenth is asked of it. A silent unit more
-is no fault, so a share of zeros must rise further: from none to a sixth. Nor is one that wakes: a share below a tenth
-must fall to none from a fifteenth after a hundred samples, and from a twentieth after a thousand."""
+Clipping holds the largest gradient near the bound, however it moves, so that a tenth is asked of it; and of its share
+of zeros more, as one of forty units that wakes is as much. A silent unit more is no fault, so a share of zeros must
+rise further: from none to a sixth. Nor is one that wakes: a share below a tenth must fall to none from a fifteenth
+after a hundred samples, and from a twentieth after a thousand."""
 
 _OF_ACTIVATIONS: Final = (1.2, 1.0, 1.5, 0.7)
 _OF_THEIR_GRADIENTS: Final = (2.0, 1.5, np.inf, 0.8)

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -51,6 +52,10 @@ RESIZED: Final = 1.5
 sizes vary with the length of what is read, and now and then one is a little longer than any before."""
 
 
+DIMENSION: Final = "dimension_"
+"""Beginning of the statistic of a dimension, which has its number."""
+
+
 @dataclass
 class _Past:
     """The newest samples of an input, the log of its root mean square with the step, and its sizes so far."""
@@ -58,17 +63,29 @@ class _Past:
     samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PAST + BETWEEN + NEWEST))
     smallest: float = math.inf
     largest: float = 0.0
+    shape: list[tuple[int, int]] = field(default_factory=list)  # the least and the largest of each dimension
     steps: int = 0
     step: int = -1
     without_zeros: int = 0
     partly_zero: deque[int] | None = field(default_factory=deque)
+
+    def take_shape(self, shape: Sequence[int]) -> None:
+        """Take in a shape; one of another number of dimensions begins anew."""
+        known = self.shape if len(self.shape) == len(shape) else [(n, n) for n in shape]
+        self.shape = [(min(low, n), max(high, n)) for n, (low, high) in zip(shape, known, strict=True)]
+
+
+def _shape_of(observed: Observed, row: int) -> tuple[int, ...]:
+    shape: tuple[int, ...] = observed.table.layouts[observed.record.layouts[row]].shape
+    return shape
 
 
 class InputDriftRule(Rule):
     """Compares the root mean square of an input's elements with a range that ended some steps ago.
 
     Data do not learn, so what leaves that range step by step is something in the pipeline: a gain that fades, a buffer
-    that runs down. A new size alone is a suspicion: whatever alarms then has it as its first suspect.
+    that runs down. A new size alone, or length of a dimension, is a suspicion: whatever alarms then has it as its first
+    suspect.
     """
 
     name: ClassVar[str] = "input_drift"
@@ -92,11 +109,12 @@ class InputDriftRule(Rule):
             if record.step < past.step:  # the run has gone back
                 past = self._past[series_id] = _Past()
             past.step = record.step
+            if past.steps >= SETTLED:
+                found += self._resized(observed, series_id, row, past)
             if not past.smallest <= numel <= past.largest:
-                if past.steps >= SETTLED and not past.smallest / RESIZED <= numel <= past.largest * RESIZED:
-                    found.append(self._resized(series_id, row, numel, past))
                 past.smallest, past.largest = min(past.smallest, numel), max(past.largest, numel)
                 past.samples.clear()
+            past.take_shape(_shape_of(observed, row))
             past.steps += 1
             if not self._is_float.values[record.layouts[row]]:  # the numbers of tokens and classes are no sizes
                 continue
@@ -108,9 +126,21 @@ class InputDriftRule(Rule):
                 found += self._drifted(series_id, row, past)
         return found
 
-    def _resized(self, series_id: int, row: int, numel: float, past: _Past) -> Finding:
-        usual = past.smallest if numel < past.smallest else past.largest
-        return Finding(series_id, row, SHIFT, self.name, "size", numel, usual, SCORE, alarm=False)
+    def _resized(self, observed: Observed, series_id: int, row: int, past: _Past) -> list[Finding]:
+        """Return the suspicion of an input that is larger or smaller than ever, or longer in one dimension."""
+        shape, numel = _shape_of(observed, row), float(observed.numel[row])
+        if not past.smallest / RESIZED <= numel <= past.largest * RESIZED:
+            usual = past.smallest if numel < past.smallest else past.largest
+            return [Finding(series_id, row, SHIFT, self.name, "size", numel, usual, SCORE, alarm=False)]
+        if len(shape) != len(past.shape):
+            return []
+        for place in range(len(shape) - 1, -1, -1):  # the batch comes last: it is shorter where sequences are longer
+            length, (least, largest) = shape[place], past.shape[place]
+            if not least / RESIZED <= length <= largest * RESIZED:
+                bound, statistic = least if length < least else largest, f"{DIMENSION}{place}"
+                detail = (SHIFT, self.name, statistic, float(length), float(bound), SCORE)
+                return [Finding(series_id, row, *detail, alarm=False)]
+        return []
 
     def _partly_zero(self, series_id: int, row: int, share: float, step: int, past: _Past) -> list[Finding]:
         """Follow the batches that are partly zero, where none was; tell them, once, when there are several."""
@@ -159,6 +189,11 @@ class InputDriftRule(Rule):
                 f"some batches of {subject} are partly zero since step {anomaly.step}, a share of {anomaly.value:.3g}; "
                 "none was before"
             )
+        if anomaly.statistic.startswith(DIMENSION):
+            side = "shorter" if anomaly.value < anomaly.expected else "longer"
+            which = f"dimension {anomaly.statistic.removeprefix(DIMENSION)} of {subject}"
+            usual = f"{side} than the {anomaly.expected:.0f} of any step before"
+            return f"{which} is {anomaly.value:.0f} long at step {anomaly.step}, {usual}"
         if anomaly.statistic == "size":
             side = "fewer" if anomaly.value < anomaly.expected else "more"
             return (

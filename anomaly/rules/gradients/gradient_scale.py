@@ -10,10 +10,11 @@ import numpy as np
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.rules.scalars.loss_above_start import is_loss
 from trainsentry.anomaly.rules.scalars.rate_changes import RATES, RateChanges
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, medians, rows_where
-from trainsentry.collectors.series import ACTIVATION_INPUT, GRADIENT, Series
+from trainsentry.collectors.series import ACTIVATION_INPUT, GRADIENT
 from trainsentry.collectors.statistics import NORM, VALUE
 
 SCORE: Final = 50.0
@@ -21,9 +22,6 @@ SCORE: Final = 50.0
 
 LEAST_FACTOR: Final = math.log(1.8)
 """Least change of all gradients, in log units: a sum over two ranks in place of their mean is a factor of two."""
-
-CHANGED: Final = frozenset({"batch_size", "sequence_length", "accumulation_steps", "world_size", "stage", "dataset"})
-"""Logged numbers that may change the scale of gradients by design."""
 
 FEWEST_TENSORS: Final = 6
 """Gradients among which one factor can be told from a change of some."""
@@ -71,17 +69,15 @@ class GradientScaleRule(Rule):
     """
 
     name: ClassVar[str] = "gradient_scale"
-    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_INPUT, "loss", *CHANGED, *RATES})
+    quantities: ClassVar[frozenset[str]] = frozenset({GRADIENT, ACTIVATION_INPUT, "loss", *DECLARED, *RATES})
     statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT and not s.micro_step)
         self._is_loss = arrays.series.column(bool, of=is_loss)
-        self._is_declared = arrays.series.column(bool, of=_is_declared)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
-        self._rates = arrays.shared(RateChanges)
+        self._rates, self._declared = arrays.shared(RateChanges), arrays.shared(DeclaredChanges)
         self._usual = arrays.series.column(np.float64, np.nan)
-        self._declared = arrays.series.column(np.float64, np.nan)
         self._levels: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
         self._sizes: deque[float] = deque(maxlen=RECENT)
         self._size = 0.0
@@ -104,7 +100,7 @@ class GradientScaleRule(Rule):
             self._size = 0.0
         self._size += float(observed.numel[self._is_input.values[record.where]].sum())
         self._rates.note(record)
-        self._excused |= record.skipped or self._declares(observed)
+        self._excused |= record.skipped or self._declared.changes(record)
         losses = record.values[self._is_loss.values[record.where], VALUE]
         self._loss = float(losses[-1]) if len(losses) else self._loss
         rows = rows_where(self._is_gradient.values[record.where] & (observed.numel >= FEW_ELEMENTS))
@@ -174,7 +170,7 @@ class GradientScaleRule(Rule):
         onset, lasted, since = self._onset, len(self._since) >= WAIT, self._since
         self._forget()
         self._learn(ids, logs)
-        steady = all(x - before.mean() >= moved / 2 for x in since)
+        steady = all(x - before.mean() >= moved / 2 for x in since) and not _goes_on(since)
         if back or not (lasted and steady) or moved < max(LEAST_FACTOR * 0.8, DEVIATIONS * before.std()):
             return []
         detail = (SHIFT, self.name, "norm", math.exp(moved), 1.0, SCORE)
@@ -191,15 +187,6 @@ class GradientScaleRule(Rule):
         self._usual.values[:] = np.nan
         self._onset, self._since = -1, []
 
-    def _declares(self, observed: Observed) -> bool:
-        """Whether the loop logs another batch size or the like."""
-        record = observed.record
-        rows = rows_where(self._is_declared.values[record.where])
-        ids, values = record.ids[rows], record.values[rows, VALUE]
-        before = self._declared.values[ids]
-        self._declared.values[ids] = values
-        return bool((np.isfinite(before) & (before != values)).any())
-
     @staticmethod
     def sentence(anomaly: Anomaly, _subject: str) -> str:
         """Return the factor, and what it may come from."""
@@ -209,5 +196,6 @@ class GradientScaleRule(Rule):
         )
 
 
-def _is_declared(series: Series) -> bool:
-    return series.scalar and series.name in CHANGED
+def _goes_on(levels: list[float]) -> bool:
+    """Return whether gradients go on growing after a leap, by as much again: a plateau has ended."""
+    return statistics.fmean(levels[-3:]) - statistics.fmean(levels[:3]) >= LEAST_FACTOR

@@ -24,6 +24,7 @@ from trainsentry.collectors.series import (
     PARAMETER,
     REPLACED,
     UNHELD,
+    UNHELD_UPDATES,
     UNWRITTEN,
     UPDATE,
     UPDATED_PARAMETERS,
@@ -62,7 +63,9 @@ REQUIRES_GRAD: Final = "requires_grad"
 """The statistic of a parameter that was frozen by that attribute."""
 
 HELD: Final = "held"
-"""The statistic of a parameter that has a gradient and that no optimizer holds."""
+IN_MODEL: Final = "in_model"
+"""The statistics of a parameter that has a gradient and that no optimizer holds, and of one that an optimizer holds in
+place of the model's."""
 
 LEAST_RATIO: Final = 3e-6
 """Least ‖Δ‖/‖w‖ of a movement: some 25 units in the last place of float32."""
@@ -203,9 +206,9 @@ class FrozenRule(Rule):
                 self._most_frozen = True
             if value in {MADE_CONSTANT, MOST_FROZEN} or (self._excused and value not in {UNHELD, REPLACED}):
                 continue
-            statistic = {KEPT: "norm", UNHELD: HELD, REPLACED: HELD}.get(value, REQUIRES_GRAD)
-            clean = -2 if value == UNHELD else record.step - 1
-            found.append(_finding(series_id, row, None, clean, name=name, statistic=statistic))
+            statistic = {KEPT: "norm", UNHELD: HELD, REPLACED: IN_MODEL}.get(value, REQUIRES_GRAD)
+            step = max(record.step - (UNHELD_UPDATES if value == UNHELD else 0), 0)
+            found.append(_finding(series_id, row, step, step - 1, name=name, statistic=statistic))
         return found
 
     def _missing(self, table: SeriesTable) -> list[Finding]:
@@ -321,10 +324,8 @@ class FrozenRule(Rule):
         """Return that the update is zero or missing, and at which step."""
         if anomaly.name == ALL:
             return f"the optimizer updates no parameter at step {anomaly.step}"
-        if anomaly.statistic in {REQUIRES_GRAD, HELD}:
-            return f"parameter {anomaly.name} {_OUTSIDE[anomaly.statistic, anomaly.last_clean >= 0]}".format(
-                anomaly.step
-            )
+        if anomaly.statistic in _OUTSIDE:
+            return f"parameter {anomaly.name} {_OUTSIDE[anomaly.statistic].format(anomaly.step)}"
         if anomaly.last_clean < 0:
             return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move"
         if math.isnan(anomaly.value):
@@ -333,14 +334,12 @@ class FrozenRule(Rule):
         return f"{subject} is zero at step {anomaly.step}, although it has a gradient and a non-zero learning rate"
 
 
-_FROZEN: Final = "requires no gradient any more at step {}, and is not updated"
 _OUTSIDE: Final = {
-    (REQUIRES_GRAD, True): _FROZEN,
-    (REQUIRES_GRAD, False): _FROZEN,
-    (HELD, True): "of the model was replaced at step {}, and its optimizer still holds the old one",
-    (HELD, False): "has a gradient, but no optimizer holds it: it has not moved up to step {}",
+    REQUIRES_GRAD: "requires no gradient any more at step {}, and is not updated",
+    IN_MODEL: "of the model was replaced at step {}, and its optimizer still holds the old one",
+    HELD: "has a gradient since step {}, but no optimizer holds it: it is never updated",
 }
-"""What is said of a parameter that no optimizer updates, by the statistic and whether it was healthy before."""
+"""What is said of a parameter that no optimizer updates, by the statistic."""
 
 
 def _finding(

@@ -143,7 +143,7 @@ class GradientWritesRule(Rule):
         times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"
         they = "they are" if anomaly.name == ALL else "it is"
         reasons = (
-            f"{they} kept from the step before, computed twice, cast, or scaled or clipped once more"
+            f"{they} kept from the step before, computed twice, zeroed, cast, or scaled or clipped once more"
             if more > 0
             else f"{they} zeroed between micro-steps, or no longer cast, clipped or unscaled"
         )

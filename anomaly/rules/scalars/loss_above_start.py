@@ -9,6 +9,7 @@ from trainsentry.anomaly.anomaly import SHIFT, SPIKE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import Series
 from trainsentry.collectors.statistics import VALUE
@@ -78,21 +79,26 @@ class LossAboveStartRule(Rule):
     """Follows the logged loss. Labels that no longer belong to their inputs, or weights that are lost, show at once.
 
     The baseline of the loss needs more evidence than one series has in a job of ten thousand; this bound holds for any
-    training that has learned something. A single spike is a note, as that of all gradients.
+    training that has learned something. A single spike is a note, as that of all gradients. A change that the loop
+    declares, as of the sequences' length, begins another training.
     """
 
     name: ClassVar[str] = "loss_above_start"
-    quantities: ClassVar[frozenset[str]] = frozenset({LOSS})
+    quantities: ClassVar[frozenset[str]] = frozenset({LOSS, *DECLARED})
     statistics: ClassVar[frozenset[str]] = frozenset()
     state_key: ClassVar[str | None] = "loss_above_start"
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_loss = arrays.series.column(bool, of=is_loss)
         self._levels, self._data = LossLevels(), arrays.shared(DataDependence)
+        self._declared = arrays.shared(DeclaredChanges)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the loss that is above the start."""
-        record, levels = observed.record, self._levels
+        record = observed.record
+        if self._declared.changes(record):
+            self._levels = LossLevels()
+        levels = self._levels
         found: list[Finding] = []
         for row in rows_where(self._is_loss.values[record.where]).tolist():
             loss = float(record.values[row, VALUE])

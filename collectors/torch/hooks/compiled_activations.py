@@ -11,6 +11,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -35,11 +36,24 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """A hooked module, which an operator identifies by its number."""
+    """A hooked module, which an operator identifies by its number; `reference` leads to it, as a model may end."""
 
     number: int
     observer: "weakref.ref[Observer]"
-    named: NamedModule
+    reference: "weakref.ref[NamedModule]"
+
+    @property
+    def named(self) -> NamedModule:
+        """The module, which is there where an operator in its graph runs.
+
+        Raises:
+            ReferenceError: where it is not.
+
+        """
+        found = self.reference()
+        if found is None:
+            raise ReferenceError(f"the module of site {self.number} has ended")
+        return found
 
 
 class CompiledVisits:
@@ -94,11 +108,18 @@ _sites: dict[int, Site] = {}
 def new_site(observer: "weakref.ref[Observer]", named: NamedModule, number: Tensor | None = None) -> Tensor:
     """Create a site and return its number, int64 of shape (); `number` reuses that of a closed monitor's site.
 
-    The site lives until `forget_sites` removes it.
+    The site lives until `forget_sites` removes it, or nothing holds `named` any more.
     """
     found = torch.tensor(next(_numbers), device="cpu") if number is None else number
-    _sites[int(found)] = Site(int(found), observer, named)
+    place = int(found)
+    _sites[place] = Site(place, observer, weakref.ref(named, partial(_end, place)))
     return found
+
+
+def _end(number: int, reference: "weakref.ref[NamedModule]") -> None:
+    site = _sites.get(number)
+    if site is not None and site.reference is reference:  # a later monitor may have the number
+        del _sites[number]
 
 
 def forget_sites(numbers: Iterable[int]) -> None:
@@ -110,13 +131,13 @@ def forget_sites(numbers: Iterable[int]) -> None:
 def named_at(number: Tensor | None) -> NamedModule | None:
     """Return the module of a site, None for an unknown number."""
     site = None if number is None else _sites.get(int(number))
-    return None if site is None else site.named
+    return None if site is None else site.reference()
 
 
 def _site(number: Tensor) -> tuple[Site, Observer] | None:
     site = _sites.get(int(number))
     observer = site.observer() if site is not None else None
-    return None if site is None or observer is None else (site, observer)
+    return None if site is None or observer is None or site.reference() is None else (site, observer)
 
 
 def _observe(_token: Tensor, x: Tensor, number: Tensor, path: str, *, hooked: bool) -> None:

@@ -28,8 +28,8 @@ class BufferWrites:
     torch counts writes in a tensor's version; those of its own batch norm it does not count. Buffers that were written
     equally often before each of the first updates go on together, however many passes precede an update, unless
     something else sets one of them: a stale copy, an alias, a broadcast of one buffer. The value is how many times
-    more, and there is a row where it changes. Compiled code writes as its compiler likes, so beside it nothing is
-    counted.
+    more, than those, or than before where those rest; there is a row where it changes. Compiled code writes as its
+    compiler likes, so beside it nothing is counted.
     """
 
     def __init__(self, rows: StepRows, names: ModelNames) -> None:
@@ -42,6 +42,7 @@ class BufferWrites:
         self._usual: list[int] = []
         self._kinds: list[int] = []
         self._more: list[int] = []
+        self._alike: list[int] = []  # how often each was written when those like it last were
         self._written: set[int] = set()
         self._updates = 0
 
@@ -61,6 +62,7 @@ class BufferWrites:
         if self._updates <= LEARNED:
             self._updates += 1
             self._kinds = [hash(pair) for pair in zip(self._kinds, writes, strict=True)]
+            self._alike = [*writes]
         elif writes != self._usual:
             self._compare(writes)
         self._usual = writes
@@ -74,7 +76,7 @@ class BufferWrites:
                 self._buffers.append(named.module._buffers)
                 self._owners += [(named.name, own) for own in named.module._buffers]
         self._last, self._usual, self._updates = [], [], 0
-        self._kinds, self._more = [0] * len(self._owners), [0] * len(self._owners)
+        self._kinds, self._more, self._alike = ([0] * len(self._owners) for _ in range(3))
         self._written.clear()
 
     def _versions(self) -> list[int]:
@@ -98,7 +100,8 @@ class BufferWrites:
                 continue  # as before an update that no rollout precedes: it says nothing
             has_like = of_kind > 0 or namesakes > 1  # else it may only begin to be used
             is_alone = namesakes == 1 or of_name[names[i]] == of_kind
-            more = max(count - of_kind, 0) if has_like and is_alone else 0
+            more = max(count - (of_kind or self._alike[i]), 0) if has_like and is_alone else 0
+            self._alike[i] = of_kind or self._alike[i]
             if more != self._more[i]:
                 self._more[i] = more
                 self._append(i, more)

@@ -39,7 +39,7 @@ class ModelState:
         self._counts_for: weakref.ref[Optimizer] | None = None
         self._state_count = StateCount()
         self._has_told_constants = False
-        self._unheld = UnheldParameters(rows, optimized.names)
+        self._unheld = UnheldParameters(rows, optimized.names, guard.warn_once)
         self._weight_writes = WeightWrites(
             rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks)), self._unheld.note_left
         )

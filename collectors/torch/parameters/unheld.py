@@ -1,11 +1,11 @@
 """Finds parameters that have gradients and that no optimizer holds: a head or a tie that was replaced."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import REPLACED, UNHELD, UNWRITTEN, Series
+from trainsentry.collectors.series import REPLACED, UNHELD, UNHELD_UPDATES, UNWRITTEN, Series
 from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
 from trainsentry.collectors.torch.parameters.readers import parameters_of
 from trainsentry.collectors.torch.rows.local_tensor import version_of
@@ -13,12 +13,11 @@ from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
-UPDATES_UNHELD: Final = 20
-"""Updates of other parameters after which one that has a gradient counts: its own optimizer may step more seldom, and
-is known from its first step on."""
-
 SHARE_WITH_GRADIENT: Final = 0.5
 """Least share of those updates at which it must have had a gradient."""
+
+SHOWN: Final = 4
+"""Names in the warning."""
 
 LOOK_EVERY: Final = 64
 """Updates between two looks at all parameters of the model, which take 5 ms for 5,000 modules: experts rest often."""
@@ -27,15 +26,18 @@ LOOK_EVERY: Final = 64
 class UnheldParameters:
     """Appends `unwritten.<parameter>` for a parameter that has a gradient, that no optimizer holds and nothing writes.
 
-    A backbone outside the optimizer may be meant, although it requires gradients. So a parameter counts only where an
+    A backbone outside the optimizer may be meant, although it requires gradients. So there is a row only where an
     optimizer holds others, without a gradient, that are not in the model, where it holds nothing that has a gradient,
-    or where the parameter came after the first update. Shards of wrappers and fp32 masters are held by their owners,
-    and written where they are not; torch counts the writes, but not those through `data`.
+    or where the parameter came after the first update; else `warn` is called with a sentence, once. Shards of wrappers
+    and fp32 masters are held by their owners, and written where they are not; torch counts the writes, but not those
+    through `data`.
     """
 
-    def __init__(self, rows: StepRows, names: ModelNames) -> None:
+    def __init__(self, rows: StepRows, names: ModelNames, warn: Callable[[str, str], None] = lambda *_: None) -> None:
         self.rows = rows
         self.names = names
+        self.warn = warn
+        self._is_certain = False
         self._seen: list[NamedParameter] | None = None
         self._known: set[int] = set()
         self._told: set[str] = set()
@@ -63,7 +65,7 @@ class UnheldParameters:
                 del self._waiting[key]
             elif gradient_of(named.parameter) is not None:
                 self._waiting[key] = (named, version, graded + 1)
-        if self._waited >= UPDATES_UNHELD:
+        if self._waited >= UNHELD_UPDATES:
             self._end(optimizers)
 
     def _tell_replaced(self) -> None:
@@ -80,8 +82,7 @@ class UnheldParameters:
     def _begin(self, optimizers: Sequence[Optimizer]) -> None:
         self._seen, self._waited = self.names.parameters, 0
         unheld = [n for n in _unheld(self._seen, optimizers) if id(n.parameter) not in self._known]
-        if unheld and not self._known and not _hold_others(self.names, optimizers):
-            unheld = []
+        self._is_certain = bool(self._known) or (bool(unheld) and _hold_others(self.names, optimizers))
         self._waiting = {id(n.parameter): (n, version_of(n.parameter), 0) for n in unheld}
         self._known |= {id(n.parameter) for n in self._seen}
 
@@ -89,7 +90,16 @@ class UnheldParameters:
         waiting, self._waiting = self._waiting, {}
         least = SHARE_WITH_GRADIENT * self._waited
         still = {id(n.parameter) for n in _unheld([n for n, _, _ in waiting.values()], optimizers)}
-        self._append([n for key, (n, _, graded) in waiting.items() if key in still and graded >= least], UNHELD)
+        found = [n for key, (n, _, graded) in waiting.items() if key in still and graded >= least]
+        if self._is_certain:
+            self._append(found, UNHELD)
+        elif found:
+            shown = ", ".join(named.name for named in found[:SHOWN]) + ", …" * (len(found) > SHOWN)
+            self.warn(
+                "unheld parameters",
+                f"no optimizer holds {shown} ({len(found)} in all), although gradients reach them: give them to one or "
+                "set requires_grad to False, which saves these gradients.",
+            )
 
     def _append(self, parameters: Iterable[NamedParameter], value: float) -> None:
         for named in parameters:

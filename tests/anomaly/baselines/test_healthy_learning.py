@@ -166,6 +166,19 @@ def test_a_smaller_learning_rate_may_lose_updates_in_rounding(rate, every, at, i
     assert bool(found) == is_found
 
 
+def test_updates_that_rounding_took_at_a_low_rate_are_whole_as_a_schedule_restarts():
+    updates, taken = [(f"layers.{i}.weight", "update") for i in range(10)], ("learning_rate", "learning_rate")
+
+    def rate(step):
+        return 1e-3 + (1 + np.cos(np.pi * (step % 100) / 100)) / 2
+
+    def change(step, records, record):
+        record.values[-1] = records.row(rate(step), True)
+        record.values[0, ZEROS] = 0.48 * (step % 100 / 100)
+
+    assert alarms(lambda step: dict.fromkeys(updates, rate(step)) | {taken: 1.0}, 900, change) == []
+
+
 @pytest.mark.parametrize("every", [1, 10])
 def test_an_update_that_is_far_too_large_since_the_rate_fell_is_told(every):
     assert {name for _, name in lowered(0.1, every, 700, factor=300.0)} == {"layers.0.weight"}

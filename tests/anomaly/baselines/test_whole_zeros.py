@@ -13,14 +13,16 @@ GRADIENTS = [(f"blocks.{i}.fc.weight", "gradient") for i in range(9)]
 BOX = GRADIENTS[4]
 
 
-def told(is_zero, steps=200, which=(BOX,)):
-    """Return the steps and names of the alarms where some gradients are zero at some steps."""
+def told(is_zero, steps=200, which=(BOX,), series=GRADIENTS, loss=None):
+    """Return the steps and names of the alarms where some series are zero at some steps, and the loss may be logged."""
     records, random, found = Records(), np.random.default_rng(0), []
     records.layout = records.table.layout_id(Layout((64, 64), "float32", 4096))
     detection = Detection(records.table)
     for step in range(steps):
-        record = records.step(step, {key: float(np.exp(0.3 * random.standard_normal())) for key in GRADIENTS})
-        for row, key in enumerate(GRADIENTS):
+        logged = {} if loss is None else {("loss", "loss"): loss(step)}
+        sizes = {key: float(np.exp(0.3 * random.standard_normal())) for key in series}
+        record = records.step(step, {**sizes, **logged})
+        for row, key in enumerate(series):
             if key in which and is_zero(step):
                 record.values[row, [MIN, MAX, MEAN, NORM]], record.values[row, ZEROS] = 0.0, 1.0
         found += [(a.step, a.name) for a in detection.judge(record) if a.alarm]
@@ -42,6 +44,28 @@ def test_a_gradient_that_stays_zero_is_told_and_sooner_where_none_ever_rested(be
 
 def test_gradients_that_are_all_zero_at_once_do_not_rest():
     assert told(lambda step: step >= 100, which=GRADIENTS)[0][0] == 101
+
+
+@pytest.mark.parametrize("has_loss", [True, False])
+def test_all_gradients_may_be_zero_where_the_loss_is(has_loss):
+    """As that of triplets, all of which keep their margin."""
+    steps = {60, 64, 90, 91, 140}
+    alarms = told(lambda s: s in steps, which=GRADIENTS, loss=lambda s: 1.0 if s not in steps or has_loss else 0.0)
+    assert {step for step, name in alarms if name != "loss"} >= {60} if has_loss else alarms == []
+
+
+CONDITIONS = [("input.0", "activation_input"), ("input.1", "activation_input")]
+
+
+@pytest.mark.parametrize("odd", [lambda step: (7 * step) % 13 < 6, lambda step: step % 25 == 0])
+def test_an_input_that_is_left_out_from_the_beginning_is_quiet_and_so_is_what_follows(odd):
+    """Conditions that diffusion leaves out by chance, hidden states that begin anew."""
+    follows = [*CONDITIONS, ("fc.output.0", "activation_output")]
+    assert told(odd, which=[CONDITIONS[1], follows[2]], series=follows) == []
+
+
+def test_an_input_that_is_zero_for_the_first_time_in_an_older_run_is_told():
+    assert told(lambda step: step == 100, which=[CONDITIONS[1]], series=CONDITIONS) == [(100, "input.1")]
 
 
 def test_weights_that_were_zero_until_they_are_trained_begin_anew():

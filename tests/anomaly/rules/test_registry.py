@@ -10,13 +10,13 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.anomaly import Anomaly
-from trainsentry.anomaly.baselines.known_changes import DECLARED
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.incidents.incident_log import IncidentLog
 from trainsentry.anomaly.incidents.sentence import evidence
 from trainsentry.anomaly.rules.registry import detector, detectors, register, rules, unregister
 from trainsentry.anomaly.rules.rule import EVERY_TENSOR, OPTIMIZER_STATE, Rule
+from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED
 from trainsentry.collectors.series import (
     BUFFER_WRITES,
     GRADIENT_WRITES,

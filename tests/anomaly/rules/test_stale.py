@@ -121,3 +121,18 @@ def test_few_samples_and_zeros_are_not_judged(alone, judged):
     zeros = Records()
     silent = lambda s: {**moving(s), **({GRADIENTS[0]: 0.0} if s > 50 else {})}  # noqa: E731 - an expert without tokens
     assert judged(alone(StaleRule, zeros.table), zeros, range(50 + 5 * REPEATS), silent) == []
+
+
+@pytest.mark.parametrize(("is_called", "count"), [(True, 1), (False, 0)])
+def test_a_buffer_rests_where_its_module_is_called_no_more(alone, is_called, count):
+    """A head that is trained for a while, or a teacher."""
+    buffers = [(f"heads.{i}.running_mean", "buffer") for i in range(3)]
+    outputs = [(f"heads.{i}.output.0", "activation_output") for i in range(3)]
+    records, found = Records(), []
+    rule = alone(StaleRule, records.table)
+    for step in range(60):
+        called = outputs if is_called or step < 30 else outputs[:2]
+        sizes = {key: noise(step, i) for i, key in enumerate([*called, *buffers])}
+        sizes[buffers[2]] = noise(min(step, 29), 9)
+        found += rule(records.step(step, sizes))
+    assert [records.table.series[f.series_id].name for f in found] == ["heads.2.running_mean"] * count

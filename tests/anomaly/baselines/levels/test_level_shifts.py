@@ -205,7 +205,9 @@ def test_a_silent_unit_is_no_fault_and_a_silent_head_is(zeros, is_found):
     assert [(a.name, a.statistic) for a in found] == ([(INSIDE[0], "zeros")] if is_found else [])
 
 
-@pytest.mark.parametrize(("zeros", "after", "is_found"), [(1 / 64, 0, False), (1 / 8, 0, True), (0.5, 0.35, True)])
+@pytest.mark.parametrize(
+    ("zeros", "after", "is_found"), [(1 / 64, 0, False), (0.35, 0.325, False), (1 / 8, 0, True), (0.5, 0.35, True)]
+)
 def test_a_unit_that_wakes_is_no_fault_and_a_dropout_that_is_less_or_gone_is(zeros, after, is_found):
     def wake(step, records, record):
         names = [records.table.series[i].name for i in record.ids]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.rules.data.input_drift import BETWEEN, NEWEST, PAST, SETTLED, InputDriftRule
 from trainsentry.collectors.series import Layout
 from trainsentry.collectors.statistics import ZEROS
@@ -68,6 +69,21 @@ def test_a_size_that_none_had_is_a_suspicion_and_one_that_was_had_is_none(alone)
     found = run(alone, lambda s: 5.0, numel=lambda s: 8 if s >= SETTLED + 9 else 64 if s % 2 else 48)
     assert [(f.statistic, f.value, f.expected, f.alarm) for f in found] == [("size", 8, 48, False)]
     assert run(alone, lambda s: 5.0, numel=lambda s: 48 + s // 4) == []
+
+
+@pytest.mark.parametrize(("longer", "told"), [((16, 16), [("dimension_1", 16, 8, False)]), ((28, 9), [])])
+def test_a_length_that_none_had_is_a_suspicion_whatever_the_size(alone, longer, told):
+    records, found = Records(), []
+    rule = alone(InputDriftRule, records.table)
+    for step in range(SETTLED + 20):
+        shape = longer if step == SETTLED + 9 else (32, 8)
+        records.layout = records.table.layout_id(Layout(shape, "int64", 256))
+        found += rule(records.step(step, {DATA: 5.0}))
+    assert [(f.statistic, f.value, f.expected, f.alarm) for f in found] == told
+    for finding in found:
+        anomaly = Anomaly(25, 0, 0, 0, "input.0", "data", *(finding.statistic, 16.0, 8.0, 50.0, "input_drift", "shift"))
+        said = "dimension 1 of input.0 is 16 long at step 25, longer than the 8 of any step before"
+        assert InputDriftRule.sentence(anomaly, "input.0") == said
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,17 @@ def test_one_factor_is_told_of_once_a_run_is_no_longer_young(alone, judged, at, 
     assert not told or found[0].value == pytest.approx(4.0, rel=0.2)
 
 
+def test_gradients_that_go_on_growing_after_a_leap_are_those_of_a_plateau_that_ends(alone, judged):
+    at, steady = YOUNG + 20, growing(YOUNG + 20, 2.2)
+
+    def sizes(step):
+        grown = math.exp(0.15 * max(0, min(step - at, 8)))
+        return {key: size * (1.0 if key == LOSS else grown) for key, size in steady(step).items()}
+
+    records = Records()
+    assert judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 9), sizes) == []
+
+
 @pytest.mark.parametrize(("lengths", "is_told"), [((32, 9), False), ((32, 36), True), ((32, 32), True)])
 def test_a_growth_with_inputs_of_another_size_is_not_told_of(alone, lengths, is_told):
     """Where sequences are sorted by length, each epoch begins with short ones, whose gradients are larger."""

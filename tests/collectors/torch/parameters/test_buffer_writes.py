@@ -104,6 +104,28 @@ def test_what_happens_to_all_alike_or_begins_or_ends_is_by_design(loop, harm):
     assert [loop.step(harm) for _ in range(3)] == [{}, {}, {}]
 
 
+def test_a_module_that_is_called_no_more_says_nothing_of_its_like():
+    """A head that is trained for a while, or a teacher."""
+    main, aside = nn.Linear(2, 2), nn.Linear(2, 2)
+    for module in (main, aside):
+        module.register_buffer("calls", torch.zeros(1))
+    names, table = ModelNames(), SeriesTable()
+    names.add([nn.ModuleDict({"main": main, "aside": aside})], [])
+    rows = StepRows(table, 0.0)
+    writes = BufferWrites(rows, names)
+
+    def told(*called):
+        for module in called:
+            module.calls.add_(1)
+        writes.read()
+        taken = rows.take()
+        return {table.series[i].name: float(v[VALUE]) for i, v in zip(taken.ids, taken.values, strict=True)}
+
+    assert not any(told(main, aside) for _ in range(LEARNED + 5))
+    assert not any(told(main) for _ in range(20))
+    assert told(main, main) == {"buffer_writes.main.calls": 1.0}
+
+
 def test_inference_tensors_have_no_count():
     loop = Loop()
     with torch.inference_mode():

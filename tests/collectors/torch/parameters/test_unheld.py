@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 import trainsentry
-from trainsentry.collectors.series import REPLACED, UNHELD, SeriesTable
+from trainsentry.collectors.series import REPLACED, UNHELD, UNHELD_UPDATES, SeriesTable
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.collectors.torch.added_modules import LOOK_EVERY as ADDED_AFTER
 from trainsentry.collectors.torch.parameters import unheld, weight_writes
-from trainsentry.collectors.torch.parameters.unheld import UPDATES_UNHELD, UnheldParameters
+from trainsentry.collectors.torch.parameters.unheld import UnheldParameters
 from trainsentry.collectors.torch.parameters.weight_writes import WRITTEN_BEFORE, WeightWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
@@ -50,7 +49,8 @@ class Loop:
         self.table, self.names = SeriesTable(), ModelNames()
         self.names.add([self.model], self.optimizers)
         self.rows = StepRows(self.table, 0.0)
-        self.unheld = UnheldParameters(self.rows, self.names)
+        self.warnings = []
+        self.unheld = UnheldParameters(self.rows, self.names, lambda _, text: self.warnings.append(text))
         self.writes = WeightWrites(self.rows, self.model.parameters, self.unheld.note_left)
         self.owned = None
 
@@ -85,7 +85,7 @@ def other_head(model):
 
 def test_a_head_that_was_replaced_before_the_training_is_told_of_once():
     loop = Loop(other_head)
-    assert loop.steps(UPDATES_UNHELD - 1) == []
+    assert loop.steps(UNHELD_UPDATES - 1) == []
     assert loop.step() == {"unwritten.head.weight": UNHELD}
     assert loop.steps(50) == []
 
@@ -102,7 +102,12 @@ def test_adapters_that_came_after_the_optimizer_was_made_are_told_of():
 
 
 def test_a_backbone_outside_the_optimizer_is_meant():
-    assert Loop(optimized=lambda model: model.head.parameters()).steps(50) == []
+    loop = Loop(optimized=lambda model: model.head.parameters())
+    assert loop.steps(50) == []
+    [warning] = loop.warnings
+    assert warning.startswith(
+        "no optimizer holds table.weight, blocks.0.weight, blocks.0.bias, blocks.1.weight, … (5 in"
+    )
 
 
 def test_a_parameter_without_a_gradient_is_not_told_of():
@@ -121,7 +126,7 @@ def test_a_parameter_that_the_loop_updates_itself_is_not_told_of():
 
 def test_an_optimizer_that_comes_late_holds_its_parameters():
     loop = Loop(other_head)
-    assert loop.steps(UPDATES_UNHELD - 1) == []
+    assert loop.steps(UNHELD_UPDATES - 1) == []
     loop.optimizers.append(torch.optim.Adam(loop.model.head.parameters()))
     assert loop.steps(50) == []
 
@@ -163,18 +168,18 @@ def test_the_models_parameters_are_looked_through_seldom_however_often_experts_r
     assert len(looks) == 1
 
 
-def test_a_tie_that_is_cut_is_noticed_though_no_module_is_new(out):
+def test_a_tie_that_is_cut_is_noticed_at_once_though_no_module_is_new(out):
     torch.manual_seed(0)
     model = Net(blocks=8)
     model.head.weight = model.table.weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"output_dir": str(out), "collect": {"gradients": {"every": 1}}}
     with trainsentry.TrainMonitor(settings).watch(model, optimizer) as monitor:
-        for step in range(2 * ADDED_AFTER + UPDATES_UNHELD):
-            if step == ADDED_AFTER + 5:
+        for step in range(60):
+            if step == 35:
                 model.head.weight = nn.Parameter(model.head.weight.detach().clone())
             model(torch.randint(0, 8, (6,))).logsumexp(1).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
     scalars = monitor.records().query("quantity == 'unwritten.head.weight'")
-    assert scalars["value"].tolist() == [UNHELD]
+    assert scalars[["step", "value"]].to_numpy().tolist() == [[35 + UNHELD_UPDATES, UNHELD]]
