@@ -12,8 +12,8 @@ from trainsentry.collectors.statistics import VALUE, ZEROS
 
 REST: Final = 1
 USUAL_REST: Final = 8
-"""Samples in a row in which a gradient may be zero as a whole; the second for one that was so before and came back. A
-step without a gradient harms no weight, and detectors of objects have it in each batch without an object."""
+"""Samples in a row in which a gradient may be zero as a whole; the second for one that was so before and came back, and
+for an input. A step without a gradient harms no weight; detectors of objects have it in a batch without an object."""
 
 MOST: Final = 0.5
 """Share of a record's gradients above which they do not rest: the loss itself is cut. Where the logged loss is zero
@@ -54,12 +54,14 @@ class WholeZeros:
         gradients, inputs = self._is_gradient.values[where], self._is_input.values[where]
         back = (before > 0) & ~zero & ~observed.excused
         self.woken = back & (before > np.where(gradients | inputs, USUAL_REST, REST))
-        self._has_rested.values[record.ids[back & ~self.woken & (self._alive_for.values[where] >= USUAL_REST)]] = True
+        known = inputs | (self._alive_for.values[where] >= USUAL_REST)  # hidden states are zero in the very first step
+        self._has_rested.values[record.ids[back & ~self.woken & known]] = True
         self._alive_for.values[record.ids[~zero]] += 1
         self._zero_for.values[record.ids] = np.where(zero, before + 1, np.where(observed.excused, before, 0))
-        has_rested, young = self._has_rested.values[where], self._alive_for.values[where] < YOUNG
-        self.resting = zero & inputs & (has_rested | young)
+        has_rested, alive_for = self._has_rested.values[where], self._alive_for.values[where]
+        briefly = zero & (before < USUAL_REST)
+        self.resting = briefly & inputs & (alive_for > 0) & (has_rested | (alive_for < YOUNG))
         if (record.values[self._is_loss.values[where], VALUE] == 0).any():
-            self.resting |= zero & gradients
+            self.resting |= briefly & gradients
         elif zero[gradients].any() and zero[gradients].mean() <= MOST:
             self.resting |= zero & gradients & (before < np.where(has_rested, USUAL_REST, REST))

@@ -142,7 +142,11 @@ def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
 
 def _without_writes(anomalies: list[Anomaly]) -> list[Anomaly]:
     """Leave out that a weight was written to where another finding of the same step says what became of it."""
-    told = {(a.rank, a.name, a.step) for a in anomalies if a.alarm and a.quantity in {PARAMETER, UPDATE}}
+    told = {
+        (a.rank, a.name, a.step)
+        for a in anomalies
+        if a.alarm and (a.quantity == PARAMETER or (a.kind, a.quantity) == (FROZEN, UPDATE))
+    }
     return [a for a in anomalies if a.statistic != WRITES or (a.rank, a.name, a.step) not in told]
 
 

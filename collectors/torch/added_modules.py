@@ -1,6 +1,6 @@
 """Detects modules and parameters that are added to a model after `watch`."""
 
-import weakref
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -20,6 +20,19 @@ LOOK_EVERY: Final = 100
 """Steps between two counts of the modules and their parameters, which take 10 ms for 5,000 modules; what an optimizer
 receives shows at once."""
 
+_registered = [0]
+"""How many parameters modules of this process have received since a model was first watched."""
+
+
+@functools.cache
+def _count_registrations() -> None:
+    """Count registered parameters from now on: the hook stays, as torch iterates over its hooks while it calls them."""
+    register_module_parameter_registration_hook(_note_registration)
+
+
+def _note_registration(*_: Any) -> None:
+    _registered[0] += 1
+
 
 class AddedModules:
     """Detects that a watched model has grown: an adapter, a new head, layers that are unfrozen one by one."""
@@ -31,20 +44,15 @@ class AddedModules:
         self._optimizers: list[Optimizer] = []
         self._parameters: list[int] = []
         self._steps = self._in_vain = 0
-        self._registered = False
-        note = weakref.WeakMethod(self._note_registration)
-        handle = register_module_parameter_registration_hook(lambda *_: None if (call := note()) is None else call())
-        weakref.finalize(self, handle.remove)
-
-    def _note_registration(self) -> None:
-        self._registered = True
+        _count_registrations()
+        self._seen = _registered[0]
 
     def note_watched(
         self, chunks: Sequence[nn.Module], holders: Sequence[Any], optimizers: Iterable[Optimizer]
     ) -> None:
         """Note what a call of `watch` has added; `optimizers` are those whose parameters no wrapper flattens."""
         self._watched.append((chunks, list(holders)))
-        self._modules, self._registered = self._count_modules(), False
+        self._modules = self._count_modules()
         self._optimizers += optimizers
         self._parameters = self._count_parameters()
 
@@ -70,7 +78,7 @@ class AddedModules:
         self._steps += 1
         before, self._parameters = self._parameters, self._count_parameters()
         grown = any(now > then for now, then in zip(self._parameters, before, strict=True))
-        looks, self._registered = self._registered and self._in_vain < IN_VAIN, False
+        looks, self._seen = self._seen != _registered[0] and self._in_vain < IN_VAIN, _registered[0]
         if not grown and ((self._steps % LOOK_EVERY and not looks) or self._count_modules() == self._modules):
             self._in_vain += looks
             return None

@@ -36,11 +36,7 @@ from trainsentry.collectors.torch.hooks.first_passes import FirstPasses
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.hooks.optimizer_steps import OptimizerSteps, watch_scalers
 from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
-from trainsentry.collectors.torch.parameters.gradients import (
-    GradientRows,
-    OptimizedParameters,
-    current_gradients,
-)
+from trainsentry.collectors.torch.parameters.gradients import GradientRows, OptimizedParameters, current_gradients
 from trainsentry.collectors.torch.parameters.loss_scale import LossScale
 from trainsentry.collectors.torch.parameters.model_state import ModelState
 from trainsentry.collectors.torch.parameters.readers import (
@@ -301,7 +297,7 @@ class TorchWatch(WatchedModel):
         if self.in_window:
             self.model_state.read_options(optimizer)
             if gradients_ready:
-                self.model_state.look_for_unheld(self.optimizers)
+                self.model_state.look_for_unheld(optimizer, self.optimizers)
                 replayed = self._captures.has_replayed
                 self.model_state.count_writes(optimizer, self._passes.micro_steps, is_replayed=replayed)
         if self._plan and self.model_state.has_lost_state(optimizer):  # before the next sample it may be rebuilt
@@ -325,6 +321,7 @@ class TorchWatch(WatchedModel):
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
+            self.model_state.look_for_unheld(optimizer, self.optimizers)
         self.after_part(optimizer)
         self.model_state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
         self._optimizer_steps[id(optimizer)] += 1

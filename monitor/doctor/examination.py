@@ -4,16 +4,20 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainsentry.monitor.doctor.check import Check, attempt, without_secrets
 from trainsentry.monitor.doctor.machine import facts, machine_checks
 
 if TYPE_CHECKING:
     from trainsentry.collectors.torch.device.device import Device
+
+
+LAUNCH: Final = "check what the launcher sets (MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE) and the ranks' network"
+"""The advice where the ranks cannot be joined."""
 
 
 class UnknownDeviceError(ValueError):
@@ -72,7 +76,10 @@ def _examine_ranks(device: "Device") -> Iterator[Check]:
     from trainsentry.monitor.doctor.torch_ranks import joined, rank_checks
 
     with contextlib.ExitStack() as group:
-        refused = [*attempt("joining the ranks", lambda: _entered(group, joined(device)))]
+        refused = [
+            replace(each, advice=LAUNCH)
+            for each in attempt("joining the ranks", lambda: _entered(group, joined(device)))
+        ]
         yield from refused
         yield from attempt("device", lambda: device_checks(device))
         if not refused:

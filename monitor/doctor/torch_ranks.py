@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn
 from torch import nn
 
 from trainsentry.collectors.torch.device.cpu import CPU
@@ -36,7 +37,7 @@ def launched_ranks() -> int:
 def joined(device: Device) -> Iterator[None]:
     """Join the ranks over the device's usual backend, with one device a rank; leave them at the end.
 
-    A process group that is still there as its process ends leaves threads that may abort it. One that somebody else
+    A process group that is still there as its process ends has threads that may abort it. One that somebody else
     made is used, and left to them.
     """
     if not device.on_host:

@@ -100,7 +100,7 @@ class GradientScaleRule(Rule):
             self._size = 0.0
         self._size += float(observed.numel[self._is_input.values[record.where]].sum())
         self._rates.note(record)
-        self._excused |= record.skipped or self._declared.changes(record)
+        self._excused |= record.skipped or self._declared.ends_stretch(record)
         losses = record.values[self._is_loss.values[record.where], VALUE]
         self._loss = float(losses[-1]) if len(losses) else self._loss
         rows = rows_where(self._is_gradient.values[record.where] & (observed.numel >= FEW_ELEMENTS))

@@ -153,13 +153,18 @@ class WeightContinuityRule(Rule):
     def _written(self, observed: Observed) -> list[Finding]:
         """Return the suspicions of weights that something else than their optimizer has written to."""
         record, found = observed.record, []
-        for row in rows_where(self._is_write.values[record.where]).tolist():
-            series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
-            name = observed.table.series[series_id].name.partition(".")[2] or ALL
-            where = {"last_clean": record.step - 1, "passed_on": False, "name": name, "quantity": PARAMETER}
-            detail = (SHIFT, self.name, WRITES, value, 0.0, SCORE)
-            found.append(Finding(series_id, row, *detail, alarm=False, **where))  # type: ignore[arg-type]
+        rows = rows_where(self._is_write.values[record.where])
+        if len(rows) > max(2, len(self._weights) / 2):  # each weight has an optimizer of its own
+            return [self._written_to(record, int(rows[0]), ALL)]
+        for row in rows.tolist():
+            name = observed.table.series[int(record.ids[row])].name.partition(".")[2] or ALL
+            found.append(self._written_to(record, row, name))
         return found
+
+    def _written_to(self, record: StepRecord, row: int, name: str) -> Finding:
+        where = {"last_clean": record.step - 1, "passed_on": False, "name": name, "quantity": PARAMETER}
+        detail = (SHIFT, self.name, WRITES, float(record.values[row, VALUE]), 0.0, SCORE)
+        return Finding(int(record.ids[row]), row, *detail, alarm=False, **where)  # type: ignore[arg-type]
 
     def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
         """Note the means that weights should have after their updates."""

@@ -13,27 +13,38 @@ DECLARED: Final = frozenset(
 )
 """Logged scalars by which a user declares that training goes on differently."""
 
+STRETCH: Final = 16
+"""Records in which a number must have been the same before its change ends a stretch of the training: one that changes
+with each batch, as the length of what is read, declares nothing."""
+
 
 class DeclaredChanges:
     """Follows the declared numbers of a run."""
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_declared = arrays.series.column(bool, of=_is_declared)
-        self._values: dict[int, float] = {}
+        self._values: dict[int, tuple[float, int]] = {}
         self._noted: StepRecord | None = None
-        self._changed = False
+        self._changed = self._ends_stretch = False
 
     def changes(self, record: StepRecord) -> bool:
         """Return whether a record declares a change; what several rules ask for is taken in once."""
         if record is self._noted:
             return self._changed
-        self._noted, self._changed = record, False
+        self._noted, self._changed, self._ends_stretch = record, False, False
         for row in rows_where(self._is_declared.values[record.where]).tolist():
             series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
-            before = self._values.get(series_id)
-            self._changed |= before is not None and before != value and math.isfinite(value)
-            self._values[series_id] = value
+            before, times = self._values.get(series_id, (value, 0))
+            changed = before != value and math.isfinite(value)
+            self._changed |= changed
+            self._ends_stretch |= changed and times >= STRETCH
+            self._values[series_id] = value, 1 if changed else times + 1
         return self._changed
+
+    def ends_stretch(self, record: StepRecord) -> bool:
+        """Return whether a record declares a change of what had been the same for long."""
+        self.changes(record)
+        return self._ends_stretch
 
 
 def _is_declared(series: Series) -> bool:

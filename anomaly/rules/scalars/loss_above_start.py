@@ -96,7 +96,7 @@ class LossAboveStartRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the loss that is above the start."""
         record = observed.record
-        if self._declared.changes(record):
+        if self._declared.ends_stretch(record):
             self._levels = LossLevels()
         levels = self._levels
         found: list[Finding] = []

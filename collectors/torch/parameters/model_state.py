@@ -109,9 +109,9 @@ class ModelState:
         if self.settings.alignment:
             self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
 
-    def look_for_unheld(self, optimizers: Sequence[Optimizer]) -> None:
-        """Look, before an update, for parameters with a gradient that none of all optimizers holds."""
-        self.guard.run("weight_writes", self._unheld.note, optimizers)
+    def look_for_unheld(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> None:
+        """Look, at an update, for parameters with a gradient that none of all optimizers holds."""
+        self.guard.run("weight_writes", self._unheld.note, optimizer, optimizers)
 
     def begin_writes(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
         """Note the counts of writes of an optimizer's weights before its update."""

@@ -167,11 +167,11 @@ class WeightWrites:
 
     def _note_outside(self, known: _Known, written: list[int]) -> None:
         """Append what something else has written to: each weight of a few, or one row for most of them."""
-        if 2 * len(written) > len(known.owned):
-            self._append(OUTSIDE_WRITES, "", float(len(written)))
-        elif len(written) <= MOST_AT_ONCE * len(known.owned):
+        if len(written) <= max(1, MOST_AT_ONCE * len(known.owned)):
             for named in (known.owned[i] for i in written):
                 self._append(f"{OUTSIDE_WRITES}.{named.name}", named.module, 1.0)
+        elif 2 * len(written) > len(known.owned):
+            self._append(OUTSIDE_WRITES, "", float(len(written)))
 
     def tell_constants(self, parameters: list[NamedParameter], modules: Iterable[NamedModule]) -> None:
         """Append a row for each parameter that a module of the model's own has made without a gradient."""

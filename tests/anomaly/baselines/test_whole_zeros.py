@@ -54,14 +54,41 @@ def test_all_gradients_may_be_zero_where_the_loss_is(has_loss):
     assert {step for step, name in alarms if name != "loss"} >= {60} if has_loss else alarms == []
 
 
+def test_gradients_that_are_zero_for_good_are_told_though_the_loss_is_zero_too():
+    alarms = told(lambda s: s >= 100, which=GRADIENTS, loss=lambda s: 0.0 if s >= 100 else 1.0)
+    assert any(name != "loss" for _, name in alarms)
+
+
 CONDITIONS = [("input.0", "activation_input"), ("input.1", "activation_input")]
 
 
-@pytest.mark.parametrize("odd", [lambda step: (7 * step) % 13 < 6, lambda step: step % 25 == 0])
+@pytest.mark.parametrize("odd", [lambda step: (7 * step) % 13 < 6, lambda step: step % 25 == 0, lambda s: s % 70 == 0])
 def test_an_input_that_is_left_out_from_the_beginning_is_quiet_and_so_is_what_follows(odd):
     """Conditions that diffusion leaves out by chance, hidden states that begin anew."""
     follows = [*CONDITIONS, ("fc.output.0", "activation_output")]
     assert told(odd, which=[CONDITIONS[1], follows[2]], series=follows) == []
+
+
+@pytest.mark.parametrize("odd", [lambda step: step % 25 == 0 or step > 100, lambda step: step > 20])
+def test_an_input_that_stays_zero_is_told_though_it_rested_before(odd):
+    assert (told(odd, which=[CONDITIONS[1]], series=CONDITIONS) != []) == odd(25)
+
+
+def test_an_input_that_is_always_zero_hides_nothing_of_the_activations():
+    """Types of tokens, a mask that hides nothing."""
+    outputs = [(f"fc{i}.output.0", "activation_output") for i in range(6)]
+    series = [*CONDITIONS, *outputs]
+
+    records, random, found = Records(), np.random.default_rng(0), []
+    records.layout = records.table.layout_id(Layout((64, 64), "float32", 4096))
+    detection = Detection(records.table)
+    for step in range(120):
+        sizes = {key: float(np.exp(0.1 * random.standard_normal())) for key in series}
+        sizes[outputs[3]] *= 100.0 if step == 110 else 1.0
+        record = records.step(step, sizes)
+        record.values[1, [MIN, MAX, MEAN, NORM]], record.values[1, ZEROS] = 0.0, 1.0
+        found += [(a.step, a.name) for a in detection.judge(record) if a.alarm]
+    assert (110, outputs[3][0]) in found
 
 
 def test_an_input_that_is_zero_for_the_first_time_in_an_older_run_is_told():

@@ -35,6 +35,15 @@ def test_a_change_that_the_loop_declares_begins_another_training(alone, lengths,
     assert len(found) == count
 
 
+def test_a_length_that_changes_with_each_batch_declares_nothing(alone):
+    records = Records()
+    judge, length = alone(LossAboveStartRule, records.table), ("sequence_length", "sequence_length")
+    losses, found = [*falling(100), *[5.0] * 10], []
+    for step, loss in enumerate(losses):
+        found += judge(records.step(step, {length: float(step % 7), LOSS: loss}))
+    assert len(found) == 10
+
+
 def test_a_new_level_is_accepted_in_time(alone):
     found = told(alone, [*falling(100), *[6.0] * 80])
     assert len(found) == GIVEN_UP

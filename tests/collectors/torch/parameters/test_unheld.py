@@ -19,7 +19,8 @@ BEFORE = WRITTEN_BEFORE + 2
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch):
     """Other tests of this process compile."""
-    monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)
+    for module in (weight_writes, unheld):
+        monkeypatch.setattr(module, "has_compiled", lambda: False)
 
 
 class Net(nn.Module):
@@ -66,7 +67,8 @@ class Loop:
         held = {id(p) for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]}
         if self.owned is None:
             self.owned = [n for n in self.names.parameters if id(n.parameter) in held]
-        self.unheld.note(self.optimizers)
+        for optimizer in self.optimizers:
+            self.unheld.note(optimizer, self.optimizers)
         self.writes.begin(self.optimizers[0], self.owned)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -124,6 +126,24 @@ def test_a_parameter_that_the_loop_updates_itself_is_not_told_of():
     assert Loop(other_head).steps(50, after_backward=write_by_hand) == []
 
 
+def test_an_optimizer_that_nobody_watches_holds_its_parameters():
+    loop = Loop(other_head)
+    other = torch.optim.Adam(loop.model.head.parameters(), fused=True)  # whose updates torch counts no writes of
+    assert loop.steps(50) == []
+    assert loop.warnings == []
+    loop.model.blocks.append(nn.Linear(4, 4))
+    other.add_param_group({"params": list(loop.model.blocks[-1].parameters())})
+    loop.notice_additions()
+    assert loop.steps(50) == []
+
+
+def test_updates_of_two_optimizers_in_a_step_count_once():
+    loop = Loop(other_head, optimized=lambda model: [*model.table.parameters(), *model.head.parameters()])
+    loop.optimizers.append(torch.optim.SGD(loop.model.blocks.parameters(), lr=0.1))
+    assert loop.steps(UNHELD_UPDATES - 1) == []
+    assert loop.step() == {"unwritten.head.weight": UNHELD}
+
+
 def test_an_optimizer_that_comes_late_holds_its_parameters():
     loop = Loop(other_head)
     assert loop.steps(UNHELD_UPDATES - 1) == []
@@ -151,6 +171,14 @@ def test_a_head_that_was_replaced_in_the_training_is_told_of_at_its_first_update
     assert loop.steps(50) == []
 
 
+def test_a_head_that_has_an_optimizer_of_its_own_from_its_first_step_on_is_held():
+    loop = Loop()
+    assert loop.steps(BEFORE) == []
+    other_head(loop.model)
+    loop.optimizers.append(torch.optim.SGD(loop.model.head.parameters(), lr=0.1))
+    assert loop.steps(50) == []
+
+
 def test_a_block_that_was_removed_rests():
     loop = Loop()
     assert loop.steps(BEFORE) == []
@@ -164,7 +192,7 @@ def test_the_models_parameters_are_looked_through_seldom_however_often_experts_r
     loop.model.parameters = lambda: looks.append(1) or original()
     for _ in range(unheld.LOOK_EVERY - 1):
         loop.unheld.note_left(loop.names.parameters[:1])
-        loop.unheld.note(loop.optimizers)
+        loop.unheld.note(loop.optimizers[0], loop.optimizers)
     assert len(looks) == 1
 
 
@@ -183,3 +211,24 @@ def test_a_tie_that_is_cut_is_noticed_at_once_though_no_module_is_new(out):
             optimizer.zero_grad()
     scalars = monitor.records().query("quantity == 'unwritten.head.weight'")
     assert scalars[["step", "value"]].to_numpy().tolist() == [[35 + UNHELD_UPDATES, UNHELD]]
+
+
+def test_a_replaced_head_is_told_where_the_optimizer_computes_the_gradients(out):
+    """As Lightning's automatic optimization has it."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randint(0, 8, (6,))).logsumexp(1).sum()
+        loss.backward()
+        return loss
+
+    with trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer) as monitor:
+        for step in range(60):
+            if step == 35:
+                other_head(model)
+            optimizer.step(closure)
+    scalars = monitor.records().query("quantity == 'unwritten.head.weight'")
+    assert scalars[["step", "value"]].to_numpy().tolist() == [[35, REPLACED]]
