@@ -62,6 +62,6 @@ class WholeZeros:
         briefly = zero & (before < USUAL_REST)
         self.resting = briefly & inputs & (alive_for > 0) & (has_rested | (alive_for < YOUNG))
         if (record.values[self._is_loss.values[where], VALUE] == 0).any():
-            self.resting |= briefly & gradients
+            self.resting |= gradients & (briefly | (zero & has_rested))
         elif zero[gradients].any() and zero[gradients].mean() <= MOST:
             self.resting |= zero & gradients & (before < np.where(has_rested, USUAL_REST, REST))

@@ -54,9 +54,11 @@ def test_all_gradients_may_be_zero_where_the_loss_is(has_loss):
     assert {step for step, name in alarms if name != "loss"} >= {60} if has_loss else alarms == []
 
 
-def test_gradients_that_are_zero_for_good_are_told_though_the_loss_is_zero_too():
-    alarms = told(lambda s: s >= 100, which=GRADIENTS, loss=lambda s: 0.0 if s >= 100 else 1.0)
-    assert any(name != "loss" for _, name in alarms)
+@pytest.mark.parametrize(("before", "is_told"), [(set(), True), ({60, 70}, False)])
+def test_gradients_that_stay_zero_with_the_loss_are_told_unless_they_were_so_before_and_came_back(before, is_told):
+    odd = lambda step: step in before or step >= 100  # noqa: E731
+    alarms = told(odd, which=GRADIENTS, loss=lambda step: 0.0 if odd(step) else 1.0)
+    assert any(name != "loss" for _, name in alarms) == is_told
 
 
 CONDITIONS = [("input.0", "activation_input"), ("input.1", "activation_input")]
