@@ -1,7 +1,8 @@
 """Writes the dump of one step of one rank in the layout of msprobe 26.2; each call is on disk when it ends.
 
 One system call writes a member of a JSON object and the closing brackets over the old ones, so that a killed process
-leaves valid JSON.
+leaves valid JSON, unless the kill comes within the call and the kernel ends it at a page's end, which is rare: then
+`read_possibly_torn` reads what is whole.
 """
 
 import contextlib
