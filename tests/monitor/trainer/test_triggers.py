@@ -126,11 +126,21 @@ def test_incidents_of_a_recorder_that_took_over_are_acted_on_although_it_counts_
 
 
 @pytest.mark.parametrize("at", [213, 220])
-def test_a_value_far_beyond_its_past_stops_before_the_update_of_its_own_step(out, at):
-    """Steps of a millisecond: without waiting, the recorder would be some steps behind."""
-    model, optimizer, monitor = make(out, on_incident={"stop": True, "dump": False})
-    with monitor:
-        with pytest.raises(TrainingStopped) as stopped:
-            train(model, optimizer, at + 200, monitor, before_step=break_weight(model, value=1e5, at=at))
-        assert stopped.value.step == at
-        assert stopped.value.incident.name == "2.weight"
+def test_a_value_far_beyond_its_past_stops_before_the_update_of_its_own_step(out, at, caplog):
+    """Steps of a millisecond: without waiting, the recorder would be some steps behind.
+
+    The wait is bounded: where other tests leave the recorder no processor for seconds, it says so, and is tried again.
+    """
+    for attempt in range(3):
+        caplog.clear()
+        stopped = None
+        model, optimizer, monitor = make(out / str(attempt), on_incident={"stop": True, "dump": False})
+        with monitor:
+            try:
+                train(model, optimizer, at + 200, monitor, before_step=break_weight(model, value=1e5, at=at))
+            except TrainingStopped as error:
+                stopped = error
+        if "behind the training" not in caplog.text:
+            break
+    assert stopped is not None
+    assert (stopped.step, stopped.incident.name) == (at, "2.weight")
