@@ -335,10 +335,8 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_scalar = anomaly.name == anomaly.quantity
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
-    if is_switch or anomaly.statistic in {
-        HELD,
-        IN_MODEL,
-    }:  # somebody set it: a mode, a number, another weight
+    is_replaced = anomaly.statistic in {HELD, IN_MODEL}
+    if is_switch or is_replaced:  # somebody set it: a mode, a number, another weight
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

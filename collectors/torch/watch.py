@@ -321,7 +321,8 @@ class TorchWatch(WatchedModel):
         """Read how an update changed the weights; also the gradients, where a closure computed them in the step."""
         if gradients_ready:
             self.guard.run(GRADIENTS, self._read_gradients, optimizer)
-            self.model_state.look_for_unheld(optimizer, self.optimizers)
+            if self.in_window:
+                self.model_state.look_for_unheld(optimizer, self.optimizers)
         self.after_part(optimizer)
         self.model_state.updated(self._plan, optimizer, self._micro_step_of(optimizer))
         self._optimizer_steps[id(optimizer)] += 1

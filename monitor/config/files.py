@@ -153,9 +153,8 @@ def _keys_at(path: list[Any], model: type[BaseModel]) -> list[str]:
 def _switches(path: list[Any], model: type[BaseModel]) -> str:
     """Return the words for a block that may be switched on or off as a whole."""
     field = _model_at(path[:-1], model).model_fields.get(str(path[-1])) if path else None
-    return (
-        "true, false or " if field is not None and any(isinstance(m, BeforeValidator) for m in field.metadata) else ""
-    )
+    validators = [] if field is None else field.metadata
+    return "true, false or " if any(isinstance(each, BeforeValidator) for each in validators) else ""
 
 
 def _model_at(path: list[Any], model: type[BaseModel]) -> type[BaseModel]:

@@ -11,6 +11,8 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+
+# Before any group is made: the defaults of its functions would keep the group and its threads for good.
 import torch.distributed.nn
 from torch import nn
 

@@ -29,7 +29,7 @@ from trainsentry.monitor.recorder.sinks.events import Alerts, StatusExporters
 from trainsentry.monitor.recorder.sinks.gaps import Gaps
 from trainsentry.monitor.recorder.sinks.output_directory import DirectoryWatch, quota_works, rewrite_removed_files
 from trainsentry.monitor.recorder.sinks.writers import Writers, WriterThread
-from trainsentry.monitor.recorder.status import StatusReporter, lag_of, status_of
+from trainsentry.monitor.recorder.status import StatusReporter, lag_of, seconds_of, status_of
 
 STATUS_SECONDS: Final = 1.0
 """Seconds between two writes of `status.json`: fresh enough for a person, rare enough for a shared file system."""
@@ -340,7 +340,7 @@ class Session:
         self.journal.submit(lambda: release(self.settings.claim), self.step, last=True)
         self.journal.close()
         self.status_reporter.send(self.sinks)
-        self.status_reporter.send_end(self.files)
+        self.status_reporter.send_end(self.files, seconds_of(self.settings))
 
     def settle_all(self) -> None:
         """Settle every incident, so that its last state is written and sent to the trainers."""

@@ -56,11 +56,16 @@ def status_of(session: ShownRecording, state: str) -> dict[str, Any]:
         "left_out": session.gaps.left_out,
         "lag_steps": lag_steps,
         "lag_seconds": lag_seconds,
-        "recorder_seconds": time.process_time(),
+        "recorder_seconds": seconds_of(session.settings),
         "recorders_started": session.settings.relay + 1,
         "updated": time.time(),
         **session.counters,
     }
+
+
+def seconds_of(settings: RecorderSettings) -> float | None:
+    """Return the seconds that the recorder took of a processor; None where it shares the training's process."""
+    return time.process_time() if settings.parent else None
 
 
 def lag_of(step: int, made: float, newest: tuple[int, float] | None) -> tuple[int, float]:
@@ -116,10 +121,12 @@ class StatusReporter:
             self._sent_lag = seconds
             self._send({"type": messages.LAG, "steps": steps, "seconds": seconds})
 
-    def send_end(self, files: Iterable[WriterThread]) -> None:
-        """Send the end of the recording: every gap, and the reason when nothing could be written to `files`."""
+    def send_end(self, files: Iterable[WriterThread], seconds: float | None) -> None:
+        """Send the end of the recording: every gap, and the reason when nothing could be written to `files`.
+
+        `seconds` are those that the recorder took of a processor, where they are known.
+        """
         gaps = self.gaps.to_json()
         why = next((gap["reason"] for gap in gaps), None)
         nothing = None if any(sink.written for sink in files) else why
-        took = time.process_time()
-        self._send({"type": messages.CLOSED, "gaps": gaps, "nothing_written": nothing, "recorder_seconds": took})
+        self._send({"type": messages.CLOSED, "gaps": gaps, "nothing_written": nothing, "recorder_seconds": seconds})

@@ -25,7 +25,7 @@ def print_closing_line(loop: "StepLoop", output_dir: str, incidents: Sequence[In
         each = 1e3 * cost.added / cost.steps
         added = f"; the monitor added {each:.2f} ms a step, {cost.share:.2%} of the training's own time"
         if loop.link.recorder_seconds:
-            added += f", and its recorder took {loop.link.recorder_seconds:.1f} s of a processor beside it"
+            added += f", and its recorder used {loop.link.recorder_seconds:.1f} s of processor time beside it"
     noted = sum(each.severity == NOTE for each in incidents)
     incidents = [each for each in incidents if each.severity != NOTE]
     found = counted(len(incidents), "incident") + (f", {counted(noted, 'note')}" if noted else "")

@@ -337,7 +337,7 @@ class FrozenRule(Rule):
 _OUTSIDE: Final = {
     REQUIRES_GRAD: "requires no gradient any more at step {}, and is not updated",
     IN_MODEL: "of the model was replaced at step {}, and its optimizer still holds the old one",
-    HELD: "has a gradient since step {}, but no optimizer holds it: it is never updated",
+    HELD: "has had a gradient since step {}, but no optimizer holds it: it is never updated",
 }
 """What is said of a parameter that no optimizer updates, by the statistic."""
 

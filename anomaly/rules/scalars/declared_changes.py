@@ -14,8 +14,8 @@ DECLARED: Final = frozenset(
 """Logged scalars by which a user declares that training goes on differently."""
 
 STRETCH: Final = 16
-"""Records in which a number must have been the same before its change ends a stretch of the training: one that changes
-with each batch, as the length of what is read, declares nothing."""
+"""Steps for which a number must have been the same before its change ends a stretch of the training: one that changes
+with each batch, as the length of what is read, declares nothing. It may be logged at its changes alone."""
 
 
 class DeclaredChanges:
@@ -23,7 +23,7 @@ class DeclaredChanges:
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_declared = arrays.series.column(bool, of=_is_declared)
-        self._values: dict[int, tuple[float, int]] = {}
+        self._values: dict[int, tuple[float, int]] = {}  # with the step since which each is that
         self._noted: StepRecord | None = None
         self._changed = self._ends_stretch = False
 
@@ -34,11 +34,11 @@ class DeclaredChanges:
         self._noted, self._changed, self._ends_stretch = record, False, False
         for row in rows_where(self._is_declared.values[record.where]).tolist():
             series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
-            before, times = self._values.get(series_id, (value, 0))
+            before, since = self._values.get(series_id, (value, record.step))
             changed = before != value and math.isfinite(value)
             self._changed |= changed
-            self._ends_stretch |= changed and times >= STRETCH
-            self._values[series_id] = value, 1 if changed else times + 1
+            self._ends_stretch |= changed and record.step - since >= STRETCH
+            self._values[series_id] = value, record.step if changed else since
         return self._changed
 
     def ends_stretch(self, record: StepRecord) -> bool:

@@ -56,3 +56,15 @@ def test_parameters_of_modules_that_are_not_watched_are_told_of_once(watched, ca
         for _ in range(3):
             step(model, optimizer)
     assert sum("2 parameters of modules that are not watched" in r.message for r in caplog.records) == 1
+
+
+def test_a_loop_that_makes_other_modules_at_each_step_has_its_own_counted_seldom(watched, monkeypatch):
+    """A probe that is fitted anew, or a wrapper that registers parameters in each pass."""
+    model, optimizer, _ = watched
+    counts = []
+    original = added_modules.AddedModules._count_modules
+    monkeypatch.setattr(added_modules.AddedModules, "_count_modules", lambda self: counts.append(1) or original(self))
+    for _ in range(20):
+        nn.Linear(2, 2)
+        step(model, optimizer)
+    assert len(counts) == added_modules.IN_VAIN

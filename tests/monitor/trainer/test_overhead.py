@@ -87,7 +87,7 @@ def test_the_cost_is_measured_and_shown(out, clock, slow, capsys):
     assert sum(told["seconds_by_part"].values()) == pytest.approx(told["host_seconds"])
     said = capsys.readouterr().err
     assert "11 steps watched, 0 incidents; the monitor added" in said
-    assert re.search(r"and its recorder took \d+\.\d s of a processor beside it", said)
+    assert re.search(r"and its recorder used \d+\.\d s of processor time beside it", said)
     assert status["recorder_seconds"] > 0
     assert scalars(out / "tensorboard" / "rank0")["scalars/monitor_share"][-1][1] == pytest.approx(0.2)
 
@@ -182,3 +182,13 @@ def test_cost_is_told_by_the_steps_of_this_start(out):
         train(model, optimizer, STEPS, monitor)
     cost = status(out)["cost"]
     assert cost["seconds_a_step"] == pytest.approx(cost["host_seconds"] / (STEPS - 1))  # the first has no beginning
+
+
+def test_a_recorder_in_the_trainings_process_claims_no_processor_time_of_its_own(out, in_thread, clock, capsys):
+    monitor, model, optimizer = start(out)
+    run(monitor, model, optimizer, clock, 11)
+    monitor.close()
+    said = capsys.readouterr().err
+    assert "the monitor added" in said
+    assert "of processor time" not in said
+    assert status(out)["recorder_seconds"] is None

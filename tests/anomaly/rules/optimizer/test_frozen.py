@@ -210,7 +210,11 @@ def test_a_module_that_is_first_called_in_the_step_where_its_updates_come_back_i
     [
         (1.0, 2, "is zero at step 3, although it has a gradient"),
         (2.0, 2, "requires no gradient any more at step 3"),
-        (5.0, -1, "parameter fc.weight has a gradient since step 0, but no optimizer holds it: it is never updated"),
+        (
+            5.0,
+            -1,
+            "parameter fc.weight has had a gradient since step 0, but no optimizer holds it: it is never updated",
+        ),
         (6.0, 2, "fc.weight of the model was replaced at step 3, and its optimizer still holds the old one"),
     ],
 )

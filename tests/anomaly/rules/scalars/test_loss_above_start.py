@@ -25,13 +25,15 @@ def test_a_leap_above_the_start_is_told_at_its_step_and_lasts_as_a_shift(alone):
     assert found == [(100, "spike"), (101, "spike"), (102, "shift")]
 
 
+@pytest.mark.parametrize("every", [1, 100])
 @pytest.mark.parametrize(("lengths", "count"), [((8, 16), 0), ((8, 8), 10)])
-def test_a_change_that_the_loop_declares_begins_another_training(alone, lengths, count):
+def test_a_change_that_the_loop_declares_begins_another_training(alone, lengths, count, every):
     records = Records()
     judge, length = alone(LossAboveStartRule, records.table), ("sequence_length", "sequence_length")
     losses, found = [*falling(100), *[5.0] * 10], []
     for step, loss in enumerate(losses):
-        found += judge(records.step(step, {length: lengths[step >= 100], LOSS: loss}))
+        logged = {length: lengths[step >= 100]} if step % every == 0 else {}
+        found += judge(records.step(step, {**logged, LOSS: loss}))
     assert len(found) == count
 
 

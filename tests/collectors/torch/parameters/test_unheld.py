@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import nn
+from weight_loop import told_by
 
 import trainsentry
 from trainsentry.collectors.series import REPLACED, UNHELD, UNHELD_UPDATES, SeriesTable
-from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.parameters import unheld, weight_writes
 from trainsentry.collectors.torch.parameters.unheld import UnheldParameters
 from trainsentry.collectors.torch.parameters.weight_writes import WRITTEN_BEFORE, WeightWrites
@@ -74,8 +74,7 @@ class Loop:
             optimizer.step()
         self.writes.updated(self.optimizers[0])
         self.model.zero_grad()
-        taken = self.rows.take()
-        return {self.table.series[i].name: float(v[VALUE]) for i, v in zip(taken.ids, taken.values, strict=True)}
+        return told_by(self.rows)
 
     def steps(self, count, **changes):
         return [told for _ in range(count) if (told := self.step(**changes))]

@@ -7,11 +7,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from weight_loop import WeightLoop
 
 from trainsentry.collectors.series import MADE_CONSTANT, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.parameters import weight_writes
-from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
 from trainsentry.collectors.torch.parameters.weight_writes import WRITTEN_BEFORE, WeightWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
@@ -33,35 +33,13 @@ def nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(weight_writes, "has_compiled", lambda: False)
 
 
-class Loop:
-    """A training loop whose optimizer may be kept from writing."""
-
-    def __init__(self, make=OPTIMIZERS[0]):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-        self.optimizer = make(list(self.model.parameters()))
-        self.table = SeriesTable()
-        self.rows = StepRows(self.table, 0.0)
-        self.writes, names = WeightWrites(self.rows, self.model.parameters), ModelNames()
-        names.add([self.model], [self.optimizer])
-        self.optimized = OptimizedParameters(names, {})
-
-    def step(self, *, updates=True, backward=True):
-        """Train a step; return what was told."""
-        if backward:
-            self.model(torch.randn(3, 4)).square().mean().backward()
-        self.writes.begin(self.optimizer, self.optimized.owned("", self.optimizer))
-        if updates:
-            self.optimizer.step()
-        self.writes.updated(self.optimizer)
-        self.optimizer.zero_grad()
-        taken = self.rows.take()
-        return {self.table.series[i].name: float(v[VALUE]) for i, v in zip(taken.ids, taken.values, strict=True)}
+def make_loop(make=OPTIMIZERS[0]):
+    return WeightLoop(make)
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
 def test_an_optimizer_that_writes_is_never_told_of(make):
-    loop = Loop(make)
+    loop = make_loop(make)
     assert [loop.step() for _ in range(30)] == [{}] * 30
 
 
@@ -71,7 +49,7 @@ COUNTED = pytest.mark.parametrize("make", [OPTIMIZERS[0], OPTIMIZERS[2]], ids=["
 
 @COUNTED
 def test_an_update_that_writes_nothing_is_told_of_once(make):
-    loop = Loop(make)
+    loop = make_loop(make)
     assert not any(loop.step() for _ in range(WRITTEN_BEFORE + 2))
     assert loop.step(updates=False) == {"unwritten": 1.0}
     assert not any(loop.step(updates=False) for _ in range(20))
@@ -79,7 +57,7 @@ def test_an_update_that_writes_nothing_is_told_of_once(make):
 
 
 def test_a_fused_optimizer_that_loses_its_state_in_a_step_is_not_told_of():
-    loop = Loop(OPTIMIZERS[2])
+    loop = make_loop(OPTIMIZERS[2])
     for _ in range(20):
         loop.step()
     handle = loop.optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.state.clear())
@@ -90,7 +68,7 @@ def test_a_fused_optimizer_that_loses_its_state_in_a_step_is_not_told_of():
 
 @COUNTED
 def test_a_weight_that_was_frozen_is_named_and_one_without_a_gradient_may_rest(make):
-    loop = Loop(make)
+    loop = make_loop(make)
     for _ in range(20):
         loop.step()
     loop.model[0].requires_grad_(False)
@@ -100,7 +78,7 @@ def test_a_weight_that_was_frozen_is_named_and_one_without_a_gradient_may_rest(m
 
 
 def test_layers_that_are_frozen_in_turns_are_told_of_once():
-    loop, told = Loop(), []
+    loop, told = make_loop(), []
     for i in range(120):
         if i % 20 == 15:
             loop.model[0].requires_grad_(i % 40 != 15)
@@ -109,7 +87,7 @@ def test_layers_that_are_frozen_in_turns_are_told_of_once():
 
 
 def test_a_weight_that_the_optimizer_passes_over_is_named():
-    loop = Loop()
+    loop = make_loop()
     for _ in range(20):
         loop.step()
     group = loop.optimizer.param_groups[0]
@@ -128,7 +106,7 @@ def test_a_weight_that_the_optimizer_passes_over_is_named():
 
 
 def test_optimizers_that_write_past_the_count_or_now_and_then_are_left_alone():
-    past_the_count, now_and_then = Loop(), Loop()
+    past_the_count, now_and_then = make_loop(), make_loop()
 
     def write():
         for p in past_the_count.model.parameters():
@@ -140,11 +118,11 @@ def test_optimizers_that_write_past_the_count_or_now_and_then_are_left_alone():
 
 
 def test_a_head_that_rests_and_what_the_loop_writes_are_no_fault():
-    loop = Loop()
+    loop = make_loop()
     for _ in range(20):
         loop.step()
     assert loop.step(backward=False) == {}, "no loss reached these weights in this step"
-    past_the_count = Loop()
+    past_the_count = make_loop()
 
     def write():
         for p in past_the_count.model.parameters():
@@ -159,7 +137,7 @@ def test_a_head_that_rests_and_what_the_loop_writes_are_no_fault():
 
 
 def test_weights_that_the_model_has_replaced_are_told_of():
-    loop = Loop()
+    loop = make_loop()
     for _ in range(20):
         loop.step()
     for module in (loop.model[0], loop.model[2]):
@@ -169,7 +147,7 @@ def test_weights_that_the_model_has_replaced_are_told_of():
 
 
 def test_most_of_a_model_frozen_at_once_is_a_decision():
-    loop = Loop()
+    loop = make_loop()
     for _ in range(20):
         loop.step()
     loop.model[0].requires_grad_(False)
@@ -179,7 +157,7 @@ def test_most_of_a_model_frozen_at_once_is_a_decision():
 
 
 def test_beside_compiled_code_nothing_is_told(monkeypatch):
-    loop = Loop()
+    loop = make_loop()
     for _ in range(20):
         loop.step()
     monkeypatch.setattr(weight_writes, "has_compiled", lambda: True)
@@ -218,7 +196,7 @@ def test_constants_of_a_modules_author_are_told_and_frozen_layers_are_not(frozen
 
 def test_counters_that_somebody_replaced_are_looked_up_again():
     """A fused optimizer counts in its state, whose entries a program may exchange; the old ones stand still."""
-    loop = Loop(lambda p: torch.optim.AdamW(p, fused=True))
+    loop = make_loop(lambda p: torch.optim.AdamW(p, fused=True))
     for step in range(WRITTEN_BEFORE + 12):
         if step == WRITTEN_BEFORE + 4:
             state = loop.optimizer.state
@@ -229,7 +207,7 @@ def test_counters_that_somebody_replaced_are_looked_up_again():
 
 
 def test_a_state_that_a_checkpoint_replaced_is_not_kept_in_memory():
-    loop = Loop(lambda p: torch.optim.AdamW(p, fused=True))
+    loop = make_loop(lambda p: torch.optim.AdamW(p, fused=True))
     for _ in range(3):
         loop.step()
     old = [weakref.ref(entry["exp_avg"]) for entry in loop.optimizer.state.values()]
