@@ -93,6 +93,10 @@ BUFFER_WRITES = "buffer_writes"
 """Prefix of `buffer_writes.<buffer>`, the scalar of how many times more a buffer was written since the update before
 than those that were written like it; it has a row where it changes."""
 
+STOPPED_WRITES = "stopped_writes"
+"""Prefix of `stopped_writes.<tensor>`, the scalar of a buffer, or of a parameter that requires no gradient, that was
+written before each update or every so often and is written no more; its value is the number of updates since then."""
+
 UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote
 to it. `unwritten` itself speaks of all that an optimizer has, or of most of it."""

@@ -12,6 +12,7 @@ from trainsentry.anomaly.checkpoints.rule import CheckpointRule
 from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
 from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.buffers.negative_variance import NegativeVarianceRule
+from trainsentry.anomaly.rules.buffers.stopped_writes import StoppedWritesRule
 from trainsentry.anomaly.rules.clamped import ClampedRule
 from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
 from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
@@ -28,6 +29,7 @@ from trainsentry.anomaly.rules.gradients.changed_gradient import ChangedGradient
 from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
+from trainsentry.anomaly.rules.gradients.lost_gradient import LostGradientRule
 from trainsentry.anomaly.rules.gradients.rows_without_gradient import RowsWithoutGradientRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
@@ -83,6 +85,7 @@ _RULES: Final[list[type[Rule]]] = [
     GradientScaleRule,
     GradientSumsRule,
     GradientGainRule,
+    LostGradientRule,
     RowsWithoutGradientRule,
     LossScaleRule,
     LayerOutlierRule,
@@ -96,6 +99,7 @@ _RULES: Final[list[type[Rule]]] = [
     InputDriftRule,
     ConstantBufferRule,
     BufferWritesRule,
+    StoppedWritesRule,
     StaleRule,
     ZeroPatternRule,
     ClampedRule,

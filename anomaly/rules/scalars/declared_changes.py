@@ -1,8 +1,9 @@
-"""Changes that a training loop declares by the numbers that it logs: another batch size, sequence length or stage."""
+"""Changes that a training loop declares: by the numbers that it logs, or by inputs that grow stage by stage."""
 
 import math
 from typing import Final
 
+from trainsentry.anomaly.rules.data.length_schedule import LengthSchedule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series
@@ -19,10 +20,11 @@ with each batch, as the length of what is read, declares nothing. It may be logg
 
 
 class DeclaredChanges:
-    """Follows the declared numbers of a run."""
+    """Follows the declared numbers of a run, and the lengths of its inputs."""
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_declared = arrays.series.column(bool, of=_is_declared)
+        self._lengths = LengthSchedule(arrays)
         self._values: dict[int, tuple[float, int]] = {}  # with the step since which each is that
         self._noted: StepRecord | None = None
         self._changed = self._ends_stretch = False
@@ -31,7 +33,8 @@ class DeclaredChanges:
         """Return whether a record declares a change; what several rules ask for is taken in once."""
         if record is self._noted:
             return self._changed
-        self._noted, self._changed, self._ends_stretch = record, False, False
+        self._noted = record
+        self._changed = self._ends_stretch = self._lengths.grows_again(record)
         for row in rows_where(self._is_declared.values[record.where]).tolist():
             series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
             before, since = self._values.get(series_id, (value, record.step))
