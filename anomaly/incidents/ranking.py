@@ -147,7 +147,7 @@ def _without_writes(anomalies: list[Anomaly]) -> list[Anomaly]:
         for a in anomalies
         if a.alarm and (a.quantity == PARAMETER or (a.kind, a.quantity) == (FROZEN, UPDATE))
     }
-    return [a for a in anomalies if a.statistic != WRITES or (a.rank, a.name, a.step) not in told]
+    return [a for a in anomalies if a.statistic != WRITES or a.alarm or (a.rank, a.name, a.step) not in told]
 
 
 def _without_clipped(anomalies: list[Anomaly]) -> list[Anomaly]:
