@@ -1,4 +1,4 @@
-"""A number that the training logs and that stands still, or a part of the loss that has left all that it was."""
+"""A number that the training logs and that stands still or turns its sign; a part of the loss that leaves its range."""
 
 import re
 from collections import deque
@@ -37,6 +37,11 @@ LASTS: Final = 4
 """Factor by which a part of the loss must be above the largest of the values before, at so many values in a row: parts
 are weighted anew on purpose by less, and spikes pass."""
 
+SIGN: Final = 0.4
+AROUND: Final = 8
+"""Least size of a number that has turned its sign, as a share of the median of so many values before: one that glides
+through zero, as a logarithm of a density, is near zero on both sides."""
+
 NO_PARTS: Final = frozenset({"scale", "scaler", "weight", "coef", "coefficient"})
 """Words in the names of numbers that only belong to a loss."""
 
@@ -74,13 +79,24 @@ class _Number:
             return None
         return max(before)
 
+    @property
+    def turned(self) -> float | None:
+        """The usual size of a number that was above zero and has leapt below, or the other way round."""
+        values = np.array(self.values)
+        before, after = values[:-LASTS], values[-LASTS:]
+        if len(values) < REMEMBERED or before[-1] * after[0] >= 0:
+            return None
+        sign, usual = np.sign(before[-1]), float(np.median(before[-AROUND:]))
+        leapt = (np.sign(before) == sign).all() and (-sign * after >= SIGN * abs(usual)).all()
+        return usual if leapt else None
+
 
 class LoggedNumbersRule(Rule):
     """Follows what the training logs beside its loss: parts of the loss, divergences, norms.
 
     A number that was another each time and is now exactly the same each time is not computed any more, or it compares
     what is equal: a policy with itself. A part of the loss, named so, that has left its range for good has other data
-    or another formula. Other numbers may change their size by design.
+    or another formula. Other numbers may change their size by design, but none that keeps its sign leaps to the other.
     """
 
     name: ClassVar[str] = "logged_numbers"
@@ -106,6 +122,9 @@ class LoggedNumbersRule(Rule):
             elif self._is_part.values[series_id] and (exceeded := number.exceeded) is not None:
                 found.append(self._finding(series_id, row, SHIFT, number, exceeded, LASTS))
                 self._numbers[series_id] = _Number()
+            elif (usual := number.turned) is not None:
+                found.append(self._finding(series_id, row, SHIFT, number, usual, LASTS))
+                self._numbers[series_id] = _Number()
         return found
 
     def _finding(self, series_id: int, row: int, kind: str, number: _Number, expected: float, lasts: int) -> Finding:
@@ -121,6 +140,11 @@ class LoggedNumbersRule(Rule):
             return (
                 f"{subject} is exactly {anomaly.value:.6g} at each step {since}, and was another each time before: it "
                 "is not computed any more, or it compares what is equal"
+            )
+        if anomaly.value * anomaly.expected < 0:
+            return (
+                f"{subject} is {anomaly.value:.4g} and has turned its sign {since}: it was around "
+                f"{anomaly.expected:.4g}, and never beyond zero"
             )
         largest = f"the largest before ({anomaly.expected:.4g})"
         return f"{subject} is {anomaly.value:.4g}, and more than {BEYOND:g} times {largest} {since}"

@@ -1,4 +1,4 @@
-"""A logged number that stands still, or a part of the loss that left its range, is told; what numbers do is not."""
+"""A logged number that stands still or turns its sign, or a part of the loss that left its range, is told."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def run(alone, value_of, name="approx_kl", steps=120):
     return found
 
 
-@pytest.mark.parametrize("rest", [0.0, 1e-4, -0.3])
+@pytest.mark.parametrize("rest", [0.0, 1e-4, 0.3])
 def test_a_random_number_that_stands_still_is_told_with_the_first_step_of_it(alone, rest):
     """A divergence between a policy and itself is zero."""
     assert run(alone, lambda s, noise: rest if s >= AT else 1e-4 * noise) == [(AT + REPEATS, AT, "stale")]
@@ -56,3 +56,26 @@ def test_a_part_of_the_loss_that_has_left_its_range_for_good_is_told_once(alone,
 )
 def test_a_part_of_the_loss_may_spike_grow_and_be_weighted_anew(alone, value_of):
     assert run(alone, value_of, "loss_aux") == []
+
+
+@pytest.mark.parametrize(("name", "sign"), [("kl", 1.0), ("loss", 1.0), ("train/log_likelihood", -1.0)])
+def test_a_number_that_leaps_to_the_other_side_of_zero_is_told_once_with_its_first_step(alone, name, sign):
+    """The sign of a divergence, of an advantage, of a likelihood."""
+    found = run(alone, lambda s, noise: sign * 0.3 * noise * (-1 if s >= AT else 1), name)
+    assert found == [(AT + 3, AT, "shift")]
+
+
+@pytest.mark.parametrize(
+    "value_of",
+    [
+        lambda s, noise: 1.0 - 0.02 * s,  # glides through zero, as a density's logarithm
+        lambda s, noise: 1.0 - 0.02 * s + 0.02 * noise,
+        lambda s, noise: 4.0 * 0.9**s - 0.01,
+        lambda s, noise: noise - 1.0,
+        lambda s, noise: noise * (-1 if s in {AT, AT + 1, AT + 2} else 1),
+        lambda s, noise: noise * (-1 if s % 70 == 69 else 1) * (-1 if s >= AT else 1),  # has been negative before
+        lambda s, noise: noise * (-1 if s >= 40 else 1),  # a young run
+    ],
+)
+def test_numbers_that_glide_through_zero_or_have_both_signs_are_nothing(alone, value_of):
+    assert run(alone, value_of, "reward", steps=240) == []
