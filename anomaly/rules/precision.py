@@ -23,6 +23,13 @@ BITS: Final = {"bfloat16": 8, "float16": 11}
 FULL_BEFORE: Final = 3
 """Samples with full precision before rounding counts: what is rounded by design is so from the start."""
 
+FULL: Final = 18
+"""Significant bits of a sample with full precision. Those in between are of sums of few rounded numbers, as of two
+layers under autocast, which have few bits now and then: of numbers with 24, one in 2^14 samples has so few."""
+
+DISTRUST: Final = 32
+"""Further samples with full precision that it then takes."""
+
 NEW_VALUES: Final = 2
 """Points of a sample with new, rounded extremes. A changed tensor with the rounded extremes of the sample before has
 one: small updates of rounded weights are lost."""
@@ -83,10 +90,12 @@ class PrecisionRule(Rule):
         telling &= (low % 1 != 0) | (high % 1 != 0)  # whole numbers count something
         rounded = telling & (bits <= np.where(largest >= SMALLEST_FLOAT16, BITS["float16"], BITS["bfloat16"]))
         rounded &= new | (moved & (self._rounded.values[ids] > 0))
-        full = telling & new & (bits > BITS["float16"])
+        many = telling & new & (bits > BITS["float16"])
+        full = many & (bits >= FULL)
         self._full.values[ids[full]] += 1
+        self._full.values[ids[many & ~full]] = -DISTRUST
         self._full_at.values[ids[full]] = record.step
-        self._rounded.values[ids[full]] = 0
+        self._rounded.values[ids[many]] = 0
         self._rounded.values[ids[rounded]] += np.where(new, NEW_VALUES, 1)[rounded]
         found = rounded & (self._rounded.values[ids] >= POINTS) & (self._full.values[ids] >= FULL_BEFORE)
         self._full.values[ids[found]] = 0

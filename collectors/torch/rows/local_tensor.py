@@ -37,8 +37,8 @@ def is_readable(tensor: Tensor) -> bool:
     """Whether the tensor has values that can be read.
 
     Meta and fake tensors have none, nor have those that autograd knows to be zero, or whose memory sharded training has
-    released. A quantized tensor has codes instead, and a tensor inside a functorch transform (vmap, grad) has no values
-    yet.
+    released. A quantized tensor has codes instead, as has a subclass that keeps other tensors, and a tensor inside a
+    functorch transform (vmap, grad) has no values yet.
     """
     return not (
         tensor.is_meta
@@ -47,6 +47,7 @@ def is_readable(tensor: Tensor) -> bool:
         or isinstance(tensor, torch._subclasses.FakeTensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or is_released(tensor)
+        or (type(tensor) is not Tensor and is_strided(tensor) and not tensor.data_ptr())
     )
 
 
@@ -56,7 +57,12 @@ LOW: Final = 1 << 36
 
 def is_released(tensor: Tensor) -> bool:
     """Whether a tensor has elements, and its memory was released."""
-    return tensor.layout is torch.strided and tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+    return is_strided(tensor) and tensor.untyped_storage().nbytes() == 0
+
+
+def is_strided(tensor: Tensor) -> bool:
+    """Whether a tensor has elements that lie in one piece of memory, whose address it knows."""
+    return tensor.layout is torch.strided and tensor.numel() > 0
 
 
 def address_in_memory(tensor: Tensor) -> int:

@@ -79,3 +79,9 @@ def test_numbers_too_small_for_all_bits_and_whole_numbers_say_nothing(alone):
 def _of(found):
     detail = (found.statistic, found.value, found.expected, found.score, "precision", found.kind)
     return Anomaly(40, 0, 0, 0, "fc.weight", "parameter", *detail)
+
+
+def test_sums_of_few_rounded_numbers_have_few_bits_now_and_then(alone):
+    """The output of a layer and that of its adapter under autocast, with the scale of integers that its weights are."""
+    draw = np.random.default_rng(0)
+    assert run(alone, OUTPUT, lambda step: int(draw.integers(9, 20)), steps=400) == []
