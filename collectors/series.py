@@ -94,8 +94,8 @@ BUFFER_WRITES = "buffer_writes"
 than those that were written like it; it has a row where it changes."""
 
 STOPPED_WRITES = "stopped_writes"
-"""Prefix of `stopped_writes.<tensor>`, the scalar of a buffer, or of a parameter that requires no gradient, that was
-written before each update or every so often and is written no more; its value is the number of updates since then."""
+"""Prefix of `stopped_writes.<tensor>`, the scalar of a buffer, or of a parameter without a gradient or of one of
+several optimizers, that was written before each update, or every so often, and is no more; it counts those since."""
 
 UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote

@@ -279,6 +279,7 @@ class TorchWatch(WatchedModel):
         self.guard.run("additions", self._follow_additions)
         self._begin_step(plan)
         self._scale.forget()
+        self.model_state.open_step()
         if ACTIVATIONS in plan:  # and each time, as a model may have been moved
             self.rows.expect_devices({p.parameter.device for p in self.names.parameters})
         self._activations.open_step(sampling=ACTIVATIONS in plan, inputs=self.in_window)

@@ -1,4 +1,4 @@
-"""A buffer or an average of weights that was kept up to date and is so no more: a forgotten call, a lost callback."""
+"""A buffer or a weight that was kept up to date and is so no more: a forgotten call, one of several optimizers."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
@@ -68,6 +68,6 @@ class StoppedWritesRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return since when the tensor is not kept up to date."""
         return (
-            f"{subject} is not updated any more since step {anomaly.step}, although its module is used: something "
-            "wrote to it again and again until then"
+            f"{subject} is not updated any more since step {anomaly.step}, although its module is used: what wrote to "
+            "it again and again until then, its optimizer or other code, does so no more"
         )

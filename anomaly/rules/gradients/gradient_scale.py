@@ -1,4 +1,4 @@
-"""All gradients that grow by one factor from one step to the next, while the loss stays what it was."""
+"""All gradients that change by one factor from one step to the next, while the loss stays, or falls by that factor."""
 
 import math
 import statistics
@@ -56,6 +56,9 @@ length, each epoch begins with short ones, whose gradients are larger."""
 LOSS_MARGIN: Final = 0.25
 """Share of the recent losses' range by which the loss of the step may lie beyond them."""
 
+SAME_FACTOR: Final = 0.25
+"""Most by which a fall of the loss may differ from that of all gradients, in log units: losses of batches swing."""
+
 
 class GradientScaleRule(Rule):
     """Follows the common level of all gradients: the median, over tensors, of the log of norm ÷ usual norm.
@@ -63,9 +66,10 @@ class GradientScaleRule(Rule):
     A loss that is not divided by the micro-steps, a sum in place of a mean, or a scale that is not taken back
     multiplies every gradient by one factor in one step, and leaves that step's loss as it was. What training does
     changes layers differently, over several steps, or shows in the loss first. Found are lasting changes, later. A
-    fall is none: those of a vision transformer fell sixfold in a step of healthy training, with the loss as it was. A
-    growth after the learning rate rose is none: those of an autoencoder grew 2.85-fold a step after its schedule's
-    restart, which makes the rate twenty times larger.
+    fall is one where the loss falls by the same factor: it is divided once more. Alone it is none: those of a vision
+    transformer fell sixfold in a step of healthy training, with the loss as it was. A growth after the learning rate
+    rose is none: those of an autoencoder grew 2.85-fold a step after its schedule's restart, which makes the rate
+    twenty times larger.
     """
 
     name: ClassVar[str] = "gradient_scale"
@@ -81,7 +85,7 @@ class GradientScaleRule(Rule):
         self._levels: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
         self._sizes: deque[float] = deque(maxlen=RECENT)
         self._size = 0.0
-        self._since: list[float] = []
+        self._since: list[tuple[float, float]] = []  # the levels and the losses from a leap on
         self._onset = self._step = -1
         self._ids: list[Integers] = []
         self._logs: list[Floats] = []
@@ -127,7 +131,7 @@ class GradientScaleRule(Rule):
         if self._onset >= 0:
             return self._wait(ids, logs, level)
         if self._begins(level, spread):
-            self._onset, self._since = self._step, [level]
+            self._onset, self._since = self._step, [(level, self._loss)]
             return []
         self._age += 1
         self._learn(ids, logs)
@@ -143,35 +147,39 @@ class GradientScaleRule(Rule):
         return bool(sizes) and not min(sizes) / RESIZED <= size <= max(sizes) * RESIZED
 
     def _begins(self, level: float, spread: float) -> bool:
-        """Whether the level leaps in this step, alike over the tensors, and the loss does not."""
+        """Whether the level leaps in this step, alike over the tensors, and the loss does not, or falls as far."""
         if len(self._levels) < RECENT or self._age < YOUNG or not math.isfinite(self._loss):
             return False
         if self._rates.rose_lately(self._step):
             return False
         levels, spreads, losses = zip(*self._levels, strict=True)
-        if level - statistics.fmean(levels[-4:]) < LEAST_FACTOR:
-            return False
+        moved = level - statistics.fmean(levels[-4:])
         known: list[float] = [loss for loss in losses if not math.isnan(loss)]
-        if not known:
+        if abs(moved) < LEAST_FACTOR or not known or spread > UNIFORM * max(statistics.median(spreads), 0.02):
             return False
+        if moved < 0:
+            return _fell_as_far(known[-4:], [self._loss], moved)
         low, high = min(known), max(known)
         margin = LOSS_MARGIN * (high - low)
-        uniform = spread <= UNIFORM * max(statistics.median(spreads), 0.02)
-        return uniform and low - margin <= self._loss <= high + margin
+        return low - margin <= self._loss <= high + margin
 
     def _wait(self, ids: Integers, logs: Floats, level: float) -> list[Finding]:
         """Follow a leap for some steps; return it once it has lasted."""
-        self._since.append(level)
-        before = np.array(self._levels)[:, 0]
-        moved = float(np.mean(self._since) - before.mean())
-        back = level - before.mean() < LEAST_FACTOR / 2
-        if not back and len(self._since) < WAIT:
+        self._since.append((level, self._loss))
+        before = np.array(self._levels)
+        mean, swings = float(before[:, 0].mean()), float(before[:, 0].std())
+        since, losses = (list(each) for each in zip(*self._since, strict=True))
+        moved = statistics.fmean(since) - mean
+        back = abs(level - mean) < LEAST_FACTOR / 2
+        if not back and len(since) < WAIT:
             return []
-        onset, lasted, since = self._onset, len(self._since) >= WAIT, self._since
+        onset = self._onset
         self._forget()
         self._learn(ids, logs)
-        steady = all(x - before.mean() >= moved / 2 for x in since) and not _goes_on(since)
-        if back or not (lasted and steady) or moved < max(LEAST_FACTOR * 0.8, DEVIATIONS * before.std()):
+        steady = all((x - mean) / moved >= 1 / 2 for x in since) and not _goes_on(since, moved)
+        if back or not steady or abs(moved) < max(LEAST_FACTOR * 0.8, DEVIATIONS * swings):
+            return []
+        if moved < 0 and not _fell_as_far(before[:, 2].tolist(), losses, moved):
             return []
         detail = (SHIFT, self.name, "norm", math.exp(moved), 1.0, SCORE)
         return [Finding(self._first[0], self._first[1], *detail, step=onset, last_clean=onset - 1, passed_on=False,
@@ -190,12 +198,24 @@ class GradientScaleRule(Rule):
     @staticmethod
     def sentence(anomaly: Anomaly, _subject: str) -> str:
         """Return the factor, and what it may come from."""
+        if anomaly.value < 1:
+            return (
+                f"the loss and all gradients are {1 / anomaly.value:.3g} times smaller from step {anomaly.step} on, by "
+                "one factor: the loss is divided once more, as by micro-steps that it is divided by already"
+            )
         return (
             f"all gradients are {anomaly.value:.3g} times larger from step {anomaly.step} on, by one factor, while the "
             "loss of that step is as usual: a division by micro-steps, ranks or a loss scale is missing"
         )
 
 
-def _goes_on(levels: list[float]) -> bool:
-    """Return whether gradients go on growing after a leap, by as much again: a plateau has ended."""
-    return statistics.fmean(levels[-3:]) - statistics.fmean(levels[:3]) >= LEAST_FACTOR
+def _fell_as_far(before: list[float], since: list[float], moved: float) -> bool:
+    """Return whether the median loss changed by a factor, given as its log."""
+    usual, now = (statistics.median(x for x in losses if not math.isnan(x)) for losses in (before, since))
+    return usual > 0 < now and abs(math.log(now / usual) - moved) <= SAME_FACTOR
+
+
+def _goes_on(levels: list[float], moved: float) -> bool:
+    """Return whether gradients go on as they leapt, by as much again: a plateau has ended."""
+    further = statistics.fmean(levels[-3:]) - statistics.fmean(levels[:3])
+    return math.copysign(further, further * moved) >= LEAST_FACTOR

@@ -14,6 +14,7 @@ from trainsentry.collectors.torch.parameters.buffers import BufferReader
 from trainsentry.collectors.torch.parameters.directions import read_directions
 from trainsentry.collectors.torch.parameters.gradient_writes import GradientWrites
 from trainsentry.collectors.torch.parameters.gradients import OptimizedParameters
+from trainsentry.collectors.torch.parameters.idle_optimizers import IdleOptimizers
 from trainsentry.collectors.torch.parameters.options import OptionReader
 from trainsentry.collectors.torch.parameters.readers import StateCount, read_parameters, read_state
 from trainsentry.collectors.torch.parameters.unheld import UnheldParameters
@@ -40,9 +41,14 @@ class ModelState:
         self._state_count = StateCount()
         self._has_told_constants = False
         self._unheld = UnheldParameters(rows, optimized.names, guard.warn_once)
+        self._idle = IdleOptimizers(rows, optimized)
         self._weight_writes = WeightWrites(
             rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks)), self._unheld.note_left
         )
+
+    def open_step(self) -> None:
+        """Begin a step."""
+        self._idle.steps += 1
 
     def gradient_writes(self, *, every: bool) -> str:
         """Return how often gradients were written before the newest update, or `every` count of the run, as a text."""
@@ -110,8 +116,10 @@ class ModelState:
             self.guard.run(OPTIMIZER_STATE, read_directions, self.rows, optimizer, owned, micro_step)
 
     def look_for_unheld(self, optimizer: Optimizer, optimizers: Sequence[Optimizer]) -> None:
-        """Look, at an update, for parameters with a gradient that none of all optimizers holds."""
+        """Look, at an update, for parameters with a gradient that none of all optimizers holds, or that one leaves."""
         self.guard.run("weight_writes", self._unheld.note, optimizer, optimizers)
+        if len(optimizers) > 1:
+            self.guard.run("weight_writes", self._idle.note, optimizer, optimizers)
 
     def begin_writes(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
         """Note the counts of writes of an optimizer's weights before its update."""

@@ -32,9 +32,9 @@ class UnheldParameters:
 
     A backbone outside the optimizer may be meant, although it requires gradients. So there is a row only where an
     optimizer holds others, without a gradient, that are not in the model, where it holds nothing that has a gradient,
-    or where the parameter came after the first update; else `warn` is called with a sentence, once. Shards of wrappers
-    and fp32 masters are held by their owners, and written where they are not; torch counts the writes, but not those
-    through `data`.
+    or where the parameter came, or was thawed, after the first update; else `warn` is called with a sentence, once.
+    Shards of wrappers and fp32 masters are held by their owners, and written where they are not; torch counts the
+    writes, but not those through `data`.
     """
 
     def __init__(self, rows: StepRows, names: ModelNames, warn: Callable[[str, str], None] = lambda *_: None) -> None:
@@ -42,7 +42,8 @@ class UnheldParameters:
         self.names = names
         self.warn = warn
         self._seen: list[NamedParameter] | None = None
-        self._known: set[int] = set()
+        self._known: set[int] = set()  # the parameters that have required a gradient
+        self._frozen: list[NamedParameter] = []
         self._told: set[str] = set()
         self._waiting: dict[int, tuple[NamedParameter, int | None, int]] = {}
         self._waited = 0
@@ -72,6 +73,8 @@ class UnheldParameters:
             self._begin(optimizers)
         self._tell_replaced()
         if not self._waiting:
+            if not self._updates % UNHELD_UPDATES and any(n.parameter.requires_grad for n in self._frozen):
+                self._begin(optimizers)
             return
         self._waited += 1
         for key, (named, version, graded) in [*self._waiting.items()]:
@@ -102,7 +105,8 @@ class UnheldParameters:
         self._came_later = bool(self._known)
         self._holds_others = bool(unheld) and _hold_others(self.names, optimizers)
         self._waiting = {id(n.parameter): (n, version_of(n.parameter), 0) for n in unheld}
-        self._known |= {id(n.parameter) for n in self._seen}
+        self._frozen = [n for n in self._seen if not n.parameter.requires_grad]
+        self._known |= {id(n.parameter) for n in self._seen if n.parameter.requires_grad}
 
     def _end(self, optimizers: Sequence[Optimizer]) -> None:
         waiting, self._waiting = self._waiting, {}

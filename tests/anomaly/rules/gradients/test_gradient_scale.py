@@ -5,6 +5,7 @@ import math
 import pytest
 from step_records import Records
 
+from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.gradients.gradient_scale import WAIT, YOUNG, GradientScaleRule
 from trainsentry.collectors.series import Layout
@@ -38,6 +39,23 @@ def test_gradients_that_go_on_growing_after_a_leap_are_those_of_a_plateau_that_e
 
     records = Records()
     assert judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 9), sizes) == []
+
+
+@pytest.mark.parametrize(("loss", "told"), [(0.25, True), (1.0, False), (0.5, False)])
+def test_gradients_that_fall_are_told_of_where_the_loss_falls_by_their_factor(alone, judged, loss, told):
+    """It is divided by the micro-steps twice, which Adam does not mind."""
+    records, at = Records(), YOUNG + 20
+    steady = growing(at, 0.25)
+
+    def sizes(step):
+        return {key: size * (loss if key == LOSS and step >= at else 1.0) for key, size in steady(step).items()}
+
+    found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), sizes)
+    assert [f.step for f in found] == ([at] if told else [])
+    if told:
+        where = (at, 0, 0, 0, "all", "gradient", "norm", 0.25, 1.0, 50.0, "gradient_scale", "shift")
+        assert found[0].value == pytest.approx(0.25, rel=0.2)
+        assert "loss and all gradients are 4 times smaller" in GradientScaleRule.sentence(Anomaly(*where), "")
 
 
 @pytest.mark.parametrize(("lengths", "is_told"), [((32, 9), False), ((32, 36), True), ((32, 32), True)])

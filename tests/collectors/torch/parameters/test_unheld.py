@@ -231,3 +231,17 @@ def test_a_replaced_head_is_told_where_the_optimizer_computes_the_gradients(out)
             optimizer.step(closure)
     scalars = monitor.records().query("quantity == 'unwritten.head.weight'")
     assert scalars[["step", "value"]].to_numpy().tolist() == [[35, REPLACED]]
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_layer_that_is_thawed_and_given_to_no_optimizer_is_told_of(is_held):
+    loop = Loop(
+        change=lambda m: m.blocks.requires_grad_(requires_grad=False),
+        optimized=lambda m: [*m.table.parameters(), *m.head.parameters(), *(m.blocks.parameters() if is_held else ())],
+    )
+    assert loop.steps(BEFORE) == []
+    loop.model.blocks[1].requires_grad_(requires_grad=True)
+    told = loop.steps(3 * UNHELD_UPDATES)
+    names = {name for each in told for name in each}
+    assert names == (set() if is_held else {"unwritten.blocks.1.weight", "unwritten.blocks.1.bias"})
+    assert loop.warnings == []
