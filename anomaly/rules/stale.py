@@ -78,7 +78,8 @@ class StaleRule(Rule):
 
     Weights are not judged: frozen ones stay by design. State is judged where its parameter had a gradient since its
     last sample, as state of a parameter that is frozen later, or of an expert without tokens, stays by design too. So
-    do buffers of a module that is called no more, as a teacher or a head that is trained for a while.
+    do buffers of a module that is called no more, as a teacher or a head that is trained for a while. An activation has
+    moved where it is other than the sample before in the same shape: rotary positions follow from the shape alone.
     """
 
     name: ClassVar[str] = "stale"
@@ -96,6 +97,7 @@ class StaleRule(Rule):
         self._is_exact = arrays.layouts.column(bool, of=lambda layout: layout.dtype in RESOLUTION)
         self._resolution = arrays.layouts.column(np.float64, of=lambda layout: RESOLUTION.get(layout.dtype, 0.0))
         self._last = arrays.series.column(np.int64)
+        self._layout = arrays.series.column(np.int64, -1)
         self._varied = arrays.series.column(np.int32)
         self._repeats = arrays.series.column(np.int32)
         self._longest = arrays.series.column(np.int32)
@@ -119,7 +121,10 @@ class StaleRule(Rule):
         if not len(rows):
             return []
         ids, kinds = record.ids[rows].astype(np.int64), kinds[rows]
-        same = self._follow(ids, values[rows], self._resolution.values[record.layouts[rows]], record.step)
+        layouts = record.layouts[rows].astype(np.int64)
+        reshaped = (kinds == _ACTIVATION) & (layouts != self._layout.values[ids])
+        self._layout.values[ids] = layouts
+        same = self._follow(ids, values[rows], self._resolution.values[layouts], reshaped, record.step)
         repeats = self._repeats.values[ids]
         fewest = np.where(observed.numel[rows] < MANY_ELEMENTS, np.maximum(_REPEATS[kinds], REPEATS), _REPEATS[kinds])
         inputs = rows_where(kinds == _INPUT)
@@ -156,10 +161,13 @@ class StaleRule(Rule):
         for owner, square in zip(self._owner.values[record.ids[rows]].tolist(), largest.tolist(), strict=True):
             self._with_gradient[owner] = max(self._with_gradient.get(owner, 0.0), square)
 
-    def _follow(self, ids: Integers, values: npt.NDArray[np.float64], resolution: Floats, step: int) -> Mask:
+    def _follow(
+        self, ids: Integers, values: npt.NDArray[np.float64], resolution: Floats, reshaped: Mask, step: int
+    ) -> Mask:
         """Take in the statistics of series; return which are those of the sample before.
 
         `resolution` is the least square that changes a sum of squares, as a share of its largest element, shape (n,).
+        Those that are `reshaped` have another shape than in that sample, which says nothing of whether they move.
         State that had no gradient since then rests by right, and counts neither as moved nor as repeated.
         """
         last, repeats, longest = self._last.values, self._repeats.values, self._longest.values
@@ -171,7 +179,7 @@ class StaleRule(Rule):
             self._squares.pop(owner, None)
         longest[moved] = np.maximum(longest[moved], repeats[moved])
         repeats[moved] = 0
-        self._varied.values[moved] += 1
+        self._varied.values[ids[~same & ~reshaped]] += 1
         self._since.values[still] = np.where(repeats[still] == 0, step, self._since.values[still])
         repeats[still] += 1
         last[ids], self._sampled.values[ids] = prints, step

@@ -169,14 +169,16 @@ class GradientScaleRule(Rule):
         before = np.array(self._levels)
         mean, swings = float(before[:, 0].mean()), float(before[:, 0].std())
         since, losses = (list(each) for each in zip(*self._since, strict=True))
-        moved = statistics.fmean(since) - mean
-        back = abs(level - mean) < LEAST_FACTOR / 2
+        moved = (statistics.fmean if since[0] > mean else statistics.median)(since) - mean
+        spared = int(moved < 0)  # a step of fewer micro-steps, at an epoch's end, may be divided as before
+        back = all(abs(x - mean) < LEAST_FACTOR / 2 for x in since[-1 - spared :])
         if not back and len(since) < WAIT:
             return []
         onset = self._onset
         self._forget()
         self._learn(ids, logs)
-        steady = all((x - mean) / moved >= 1 / 2 for x in since) and not _goes_on(since, moved)
+        lasting = sum((x - mean) / moved >= 1 / 2 for x in since)
+        steady = lasting >= len(since) - spared and not _goes_on(since, moved)
         if back or not steady or abs(moved) < max(LEAST_FACTOR * 0.8, DEVIATIONS * swings):
             return []
         if moved < 0 and not _fell_as_far(before[:, 2].tolist(), losses, moved):

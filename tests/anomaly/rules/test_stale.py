@@ -136,3 +136,17 @@ def test_a_buffer_rests_where_its_module_is_called_no_more(alone, is_called, cou
         sizes[buffers[2]] = noise(min(step, 29), 9)
         found += rule(records.step(step, sizes))
     assert [records.table.series[f.series_id].name for f in found] == ["heads.2.running_mean"] * count
+
+
+@pytest.mark.parametrize(("follows_from_shape", "count"), [(True, 0), (False, 1)])
+def test_what_follows_from_the_shape_alone_repeats_by_design(alone, follows_from_shape, count):
+    """Rotary positions, where each batch is as long as its longest text; and an output that is cached by mistake."""
+    outputs = [(f"layers.{i}.output.0", "activation_output") for i in range(4)]
+    records, found = Records(), []
+    rule, draw = alone(StaleRule, records.table), np.random.default_rng(0)
+    for step in range(100):
+        length = 60 if step >= 80 else int(draw.integers(50, 60 if follows_from_shape else 52))
+        records.layout = records.table.layout_id(Layout((length, 8), "float32", 8 * length))
+        shared = float(length) if follows_from_shape else noise(min(step, 80), 9)
+        found += rule(records.step(step, {o: noise(step, i) for i, o in enumerate(outputs)} | {outputs[0]: shared}))
+    assert [records.table.series[f.series_id].name for f in found] == ["layers.0.output.0"] * count

@@ -41,14 +41,18 @@ def test_gradients_that_go_on_growing_after_a_leap_are_those_of_a_plateau_that_e
     assert judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 9), sizes) == []
 
 
+@pytest.mark.parametrize("short", [1000, 3])
 @pytest.mark.parametrize(("loss", "told"), [(0.25, True), (1.0, False), (0.5, False)])
-def test_gradients_that_fall_are_told_of_where_the_loss_falls_by_their_factor(alone, judged, loss, told):
+def test_gradients_that_fall_are_told_of_where_the_loss_falls_by_their_factor(alone, judged, loss, told, short):
     """It is divided by the micro-steps twice, which Adam does not mind."""
     records, at = Records(), YOUNG + 20
     steady = growing(at, 0.25)
 
     def sizes(step):
-        return {key: size * (loss if key == LOSS and step >= at else 1.0) for key, size in steady(step).items()}
+        sizes = {key: size * (loss if key == LOSS and step >= at else 1.0) for key, size in steady(step).items()}
+        return {
+            key: size * (3.0 if step == at + short else 1.0) for key, size in sizes.items()
+        }  # has fewer micro-steps
 
     found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), sizes)
     assert [f.step for f in found] == ([at] if told else [])
