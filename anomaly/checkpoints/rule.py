@@ -61,7 +61,7 @@ class CheckpointRule(Detector):
         for kind in _KINDS:
             size = sum(_kind(key) == kind for key in keys)
             of_kind = [m for m in found if _kind(m.key) == kind]
-            together = _together(of_kind, size)
+            together = _together(of_kind, kind, size)
             told += [_anomaly(step, m.key, m.rank, m.words) for m in of_kind if m not in together]
             if together:
                 told.append(_anomaly(step, (kind, ALL), together[0].rank, _words(together, kind, size, saved_at)))
@@ -81,12 +81,15 @@ def _kind(key: Key) -> str:
     return key[0] if key[0] in _KINDS else STATE
 
 
-def _together(found: Sequence[Mismatch], size: int) -> list[Mismatch]:
-    """Return the mismatches of one kind that are told of together, none where they are few; `size` tensors exist."""
+def _together(found: Sequence[Mismatch], kind: str, size: int) -> list[Mismatch]:
+    """Return the mismatches of one kind that are told of together, none where they are few; `size` tensors exist.
+
+    All of a few buffers are named: a model may make them itself, as rotary frequencies, and saves none of them.
+    """
     unexplained = [m for m in found if m.label not in {SWAPPED, OTHER_RANK}]
     tensors = len({m.key for m in unexplained})
     most = tensors >= TOGETHER and 2 * tensors > size
-    return unexplained if most or 1 < tensors == size else []
+    return unexplained if most or (kind != BUFFER and 1 < tensors == size) else []
 
 
 def _words(together: Sequence[Mismatch], kind: str, size: int, step: int) -> str:

@@ -1,7 +1,7 @@
 """Ranks anomalies that belong together: first the earliest that no other anomaly explains."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -166,9 +166,10 @@ def _without_clipped(anomalies: list[Anomaly]) -> list[Anomaly]:
 
 
 def _without_scaled(anomalies: list[Anomaly]) -> list[Anomaly]:
-    """Count gradients as passed on that are off by the factor of all, where those at the model's output are too.
+    """Count gradients as passed on that are off by the factor of all, where nothing else is off otherwise.
 
-    What a gradient at the model's output is, the loss alone decides: no module has computed it.
+    That is where those at the model's output are off so, as the loss alone decides what these are: no module has
+    computed them. And it is where all that are abnormal are weights' gradients, and off so.
     """
     everywhere = {
         (a.step, a.rank): a.value / a.expected
@@ -182,6 +183,10 @@ def _without_scaled(anomalies: list[Anomaly]) -> list[Anomaly]:
         for a in anomalies
         if a.quantity == ACTIVATION_GRAD_OUTPUT and not a.module and _is_off_by(a, everywhere.get((a.step, a.rank)))
     }
+    others = [a for a in anomalies if a.name != ALL]
+    alike = Counter((a.step, a.rank) for a in others if _is_scaled_gradient(a, everywhere))
+    apart = {(a.step, a.rank) for a in others if not _is_scaled_gradient(a, everywhere)}
+    scaled |= {at for at, count in alike.items() if count >= FEW and at not in apart}
     return [
         replace(a, passed_on=True)
         if a.quantity in BACKWARD
@@ -191,6 +196,10 @@ def _without_scaled(anomalies: list[Anomaly]) -> list[Anomaly]:
         else a
         for a in anomalies
     ]
+
+
+def _is_scaled_gradient(anomaly: Anomaly, everywhere: Mapping[tuple[int, int], float]) -> bool:
+    return anomaly.quantity == GRADIENT and _is_off_by(anomaly, everywhere.get((anomaly.step, anomaly.rank)))
 
 
 def _is_off_by(anomaly: Anomaly, factor: float | None) -> bool:

@@ -87,4 +87,5 @@ class ModeChangeRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the mode that the module has now."""
         mode = "training" if anomaly.value else "evaluation"
+        subject = f"model {subject} of those that are watched" if subject.isdigit() else subject
         return f"{subject} was switched to {mode} mode by step {anomaly.step}"

@@ -62,9 +62,7 @@ class HFCallback(TrainerCallback):  # type: ignore[misc] # read without its type
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """End the step; a stop ends the training."""
         stop = self._callback.end_step()
-        for incident in self._callback.take_incidents():
-            self._incidents += 1
-            state.log_history.append({"step": state.global_step, "trainsentry_incident": incident.summary})
+        self._note_incidents(state)
         if stop is not None:
             control.should_training_stop = True
         return control
@@ -85,9 +83,15 @@ class HFCallback(TrainerCallback):  # type: ignore[misc] # read without its type
             replace_json(folder / _file_name(args.process_index), saved)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Close the monitor."""
+        """Close the monitor; what it has found in the last steps stands in the history too."""
         self._close_hook()
         self._callback.end()
+        self._note_incidents(state)
+
+    def _note_incidents(self, state: Any) -> None:
+        for incident in self._callback.take_incidents():
+            self._incidents += 1
+            state.log_history.append({"step": state.global_step, "trainsentry_incident": incident.summary})
 
     def _take_loss(self, model: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not model.training or not torch.is_grad_enabled():

@@ -246,3 +246,12 @@ def test_copies_in_a_batch_and_rounded_outputs_are_there_before_they_are_read(ca
     gradient = anomaly("head.weight", "gradient", 93, order=9, kind="shift", last_clean=92)
     seen = anomaly(name, quantity, 100, order=1, last_clean=last_clean, **found)
     assert order_of([gradient, seen])[0][0] == (name if is_cause else "head.weight")
+
+
+@pytest.mark.parametrize(("other", "first"), [(1e-5, "all"), (1e-2, "layers.0.weight")])
+def test_where_all_gradients_are_off_by_one_factor_none_of_them_is_to_blame(other, first):
+    """They are clipped while they are scaled still."""
+    off = {"kind": "dead", "detector": SPIKES, "statistic": "max", "expected": 1.0, "value": 1e-5}
+    gradients = [anomaly(f"layers.{i}.weight", "gradient", 91, order=i, **off) for i in range(5)]
+    gradients[3] = replace(gradients[3], value=other)
+    assert order_of([*gradients, anomaly("all", "gradient", 91, order=80, **off)])[0][0] == first

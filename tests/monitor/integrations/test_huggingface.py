@@ -101,6 +101,13 @@ def test_a_stop_ends_the_training_as_the_trainer_likes_it_and_says_why(out, tmp_
     assert (line["step"], line["trainsentry_incident"]) == (4, watching.stopped.incident.summary)
 
 
+def test_what_is_found_as_the_training_ends_stands_in_its_history_too(out, tmp_path):
+    training = trainer(tmp_path / "trainer", callback(out), Break(STEPS - 1))
+    training.train()
+    told = [line["trainsentry_incident"] for line in training.state.log_history if "trainsentry_incident" in line]
+    assert "transformer.h.0.mlp.c_fc.weight" in told[-1]
+
+
 def test_a_resumed_training_goes_on_with_its_steps_and_learned_state(out, tmp_path, monkeypatch):
     saving = {"save_strategy": "steps", "save_steps": 3}
     trainer(tmp_path / "trainer", callback(out), max_steps=3, **saving).train()

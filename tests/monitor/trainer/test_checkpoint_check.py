@@ -146,6 +146,25 @@ def test_an_optimizer_that_is_not_loaded_is_one_incident_with_one_suspect(checkp
     assert told(resumed_run(out, Gpt, saved)) == [words]
 
 
+def rotary(base):
+    """Return what makes a model that computes its rotary frequencies itself, and saves none of them."""
+
+    def make():
+        model = Gpt()
+        for name, start in (("inv_freq", base), ("original_inv_freq", base)):
+            model.blocks.register_buffer(name, 1.0 / start ** (torch.arange(8) / 8), persistent=False)
+        return model
+
+    return make
+
+
+def test_buffers_that_the_model_makes_itself_are_named(checkpoints, out):
+    _, saved = checkpoints(rotary(10_000.0))
+    words = f"is not what was saved at step {SECOND}"
+    names = {f"buffer blocks.{name} {words}" for name in ("inv_freq", "original_inv_freq")}
+    assert set(told(resumed_run(out, rotary(500_000.0), saved))) == names
+
+
 def test_another_checkpoint_is_said_as_a_whole(checkpoints, out):
     _, saved = checkpoints(Gpt)
     for weight in saved["model"].values():
