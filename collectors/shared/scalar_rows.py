@@ -131,6 +131,13 @@ def constants_of(named: Any) -> Iterator[tuple[str, float]]:
             yield key, attributes[key]
 
 
+def numbers_of(named: Any) -> Iterator[tuple[str, float]]:
+    """Yield the numbers that a module of a user's own class keeps."""
+    for _, key, attributes, constant in _settings_of(named):
+        if not constant:
+            yield key, attributes[key]
+
+
 def _settings_of(named: Any) -> Iterator[tuple[Any, str, dict[str, Any], bool]]:
     """Yield the numbers of a module: of a user's class its public floats, of a framework's class its constants."""
     attributes = vars(named.module)

@@ -1,4 +1,4 @@
-"""A number that the training logs and that stands still or turns its sign; a part of the loss that leaves its range."""
+"""A logged number that stands still or turns its sign, a part of the loss that has outgrown all it was, a lost reward."""
 
 import re
 from collections import deque
@@ -42,6 +42,9 @@ AROUND: Final = 8
 """Least size of a number that has turned its sign, as a share of the median of so many values before: one that glides
 through zero, as a logarithm of a density, is near zero on both sides."""
 
+GOALS: Final = frozenset({"reward", "rewards", "return", "returns", "accuracy", "acc", "score"})
+"""Words in the names of numbers that training raises."""
+
 NO_PARTS: Final = frozenset({"scale", "scaler", "weight", "coef", "coefficient"})
 """Words in the names of numbers that only belong to a loss."""
 
@@ -80,6 +83,15 @@ class _Number:
         return max(before)
 
     @property
+    def collapsed(self) -> float | None:
+        """The least value of some time ago, where the last few are all far below it and none was ever negative."""
+        values = list(self.values)
+        before, after = values[:MOVED], values[-LASTS:]
+        if len(values) < REMEMBERED or min(values) < 0 or BEYOND * max(after) >= min(before):
+            return None
+        return min(before)
+
+    @property
     def turned(self) -> float | None:
         """The usual size of a number that was above zero and has leapt below, or the other way round."""
         values = np.array(self.values)
@@ -106,6 +118,7 @@ class LoggedNumbersRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_logged = arrays.series.column(bool, of=lambda s: s.scalar)
         self._is_part = arrays.series.column(bool, of=_is_part_of_loss)
+        self._is_goal = arrays.series.column(bool, of=lambda s: s.scalar and bool(_words(s) & GOALS))
         self._numbers: dict[int, _Number] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -124,6 +137,9 @@ class LoggedNumbersRule(Rule):
                 self._numbers[series_id] = _Number()
             elif (usual := number.turned) is not None:
                 found.append(self._finding(series_id, row, SHIFT, number, usual, LASTS))
+                self._numbers[series_id] = _Number()
+            elif self._is_goal.values[series_id] and (least := number.collapsed) is not None:
+                found.append(self._finding(series_id, row, SHIFT, number, least, LASTS))
                 self._numbers[series_id] = _Number()
         return found
 
@@ -146,11 +162,20 @@ class LoggedNumbersRule(Rule):
                 f"{subject} is {anomaly.value:.4g} and has turned its sign {since}: it was around "
                 f"{anomaly.expected:.4g}, and never beyond zero"
             )
+        if anomaly.value < anomaly.expected:
+            return (
+                f"{subject} is {anomaly.value:.4g} {since}, less than a third of the least that it was before "
+                f"({anomaly.expected:.4g})"
+            )
         largest = f"the largest before ({anomaly.expected:.4g})"
         return f"{subject} is {anomaly.value:.4g}, and more than {BEYOND:g} times {largest} {since}"
 
 
 def _is_part_of_loss(series: Series) -> bool:
     """Whether a logged number is named as a part of the loss: `loss_v`, `train/policy_loss`, but not `loss_scale`."""
-    words = set(re.split(r"[^a-z]+", series.name.lower()))
+    words = _words(series)
     return series.scalar and series.name != LOSS and LOSS in words and not words & NO_PARTS
+
+
+def _words(series: Series) -> set[str]:
+    return set(re.split(r"[^a-z]+", series.name.lower()))

@@ -1,5 +1,6 @@
 """Lists what a run is set to, for a resumed run to be compared with: constants and modes of modules, inputs."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import modules as imported
 from typing import Any, Final
@@ -22,7 +23,7 @@ from trainsentry.collectors.run_settings import (
     Settings,
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
-from trainsentry.collectors.shared.scalar_rows import constants_of
+from trainsentry.collectors.shared.scalar_rows import constants_of, numbers_of
 from trainsentry.collectors.torch.pass_forms import PassForm
 from trainsentry.collectors.torch.watch import TorchWatch
 
@@ -54,6 +55,7 @@ def settings_of(
     found: dict[str, dict[str, Any]] = {OPERATIONS: dict(operations)}
     for what, name, value in [
         *_of_modules(watch, modes),
+        *_shared_numbers(watch.names.modules, all_of_them=not last_step),
         *_of_training(watch, last_step=last_step),
         *_of_passes(forms),
     ]:
@@ -73,6 +75,21 @@ def _of_modules(watch: TorchWatch, modes: Sequence[bool]) -> Iterator[_Setting]:
     if len(modes) == len(modules):
         for named, trains in zip(modules, modes, strict=True):
             yield MODE, _path(named), "training" if trains else "evaluation"
+
+
+def _shared_numbers(modules: Sequence[NamedModule], *, all_of_them: bool) -> Iterator[_Setting]:
+    """Yield the numbers that several modules of a user's class have alike, as the scale of an attention.
+
+    What one module keeps may be anything, such as the best loss so far. A resumed run tells `all_of_them`, as one of
+    the modules may have another number now.
+    """
+    found: defaultdict[tuple[str, str], list[tuple[NamedModule, float]]] = defaultdict(list)
+    for named in modules:
+        for key, value in numbers_of(named):
+            found[_own_class(named.module).__name__, key].append((named, value))
+    for (_, key), of_class in found.items():
+        if all_of_them or (len(of_class) > 1 and len({value for _, value in of_class}) == 1):
+            yield from ((f"{CONSTANT}{key}", _path(named), value) for named, value in of_class)
 
 
 def _of_module(named: NamedModule) -> Iterator[tuple[str, Any]]:

@@ -79,3 +79,25 @@ def test_a_number_that_leaps_to_the_other_side_of_zero_is_told_once_with_its_fir
 )
 def test_numbers_that_glide_through_zero_or_have_both_signs_are_nothing(alone, value_of):
     assert run(alone, value_of, "reward", steps=240) == []
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("reward", True), ("eval/accuracy", True), ("temperature", False)])
+@pytest.mark.parametrize("steps", [1, 30])
+def test_a_reward_that_is_lost_is_told_though_it_goes_slowly(alone, name, is_told, steps):
+    """The advantages have another sign."""
+    found = run(alone, lambda s, noise: 0.9 * min(noise, 1.1) * 0.01 ** min(max(s - AT, 0) / steps, 1), name, 160)
+    assert [kind for *_, kind in found][:1] == ["shift"] * is_told
+    assert not found or AT < found[0][1] <= AT + steps
+
+
+@pytest.mark.parametrize(
+    "value_of",
+    [
+        lambda s, noise: 0.9 * noise * (0.5 if s >= AT else 1),
+        lambda s, noise: 0.0 if s % 5 == 0 else noise,  # some batches get none
+        lambda s, noise: noise * min(s / AT, 1),
+        lambda s, noise: noise - 0.5 if s < AT else 0.1 * noise,
+    ],
+)
+def test_rewards_that_vary_are_nothing(alone, value_of):
+    assert run(alone, value_of, "reward", steps=160) == []
