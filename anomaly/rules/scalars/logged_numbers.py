@@ -1,4 +1,4 @@
-"""A logged number that stands still or turns its sign, a part of the loss that has outgrown all it was, a lost reward."""
+"""A logged number that stands still or turns its sign, a part of the loss that has outgrown its past, a lost reward."""
 
 import re
 from collections import deque
