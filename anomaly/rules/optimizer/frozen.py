@@ -62,6 +62,9 @@ DROP: Final = 0.5
 REQUIRES_GRAD: Final = "requires_grad"
 """The statistic of a parameter that was frozen by that attribute."""
 
+NO_GRADIENT: Final = "no_gradient"
+"""The statistic of a parameter that has had neither a gradient nor an update."""
+
 HELD: Final = "held"
 IN_MODEL: Final = "in_model"
 """The statistics of a parameter that has a gradient and that no optimizer holds, and of one that an optimizer holds in
@@ -261,7 +264,7 @@ class FrozenRule(Rule):
         known = rows_where((self._is_update.values | self._is_gradient.values) & self._seen.values)
         if not self._is_update.values[known].any():
             return []
-        return self._never_moved(table, {table.series[i].name for i in known.tolist()})
+        return self._never_moved(table, {table.series[i].name for i in known.tolist()}, NO_GRADIENT)
 
     def _counts(self, series_id: int, series: Series) -> bool:
         """Return whether a missing update counts: its module was called, or the update is missing for long enough."""
@@ -273,7 +276,7 @@ class FrozenRule(Rule):
         self._reported.values[series_id] = called is not False
         return called is not False
 
-    def _never_moved(self, table: SeriesTable, moving: set[str]) -> list[Finding]:
+    def _never_moved(self, table: SeriesTable, moving: set[str], statistic: str = "norm") -> list[Finding]:
         """Return the parameters that are not among the moving ones, where they are few; each is reported once."""
         known = rows_where(self._is_parameter.values & self._seen.values)  # series are defined ahead of their rows
         parameters = {table.series[i].name: i for i in known.tolist()}
@@ -281,7 +284,7 @@ class FrozenRule(Rule):
         still = [i for name, i in parameters.items() if name not in moves and self._called.ever(table.series[i])]
         if len(still) > NEVER_MOVED * len(parameters):
             return []
-        found = [_finding(i, -1, self._step, -2) for i in still if i not in self._never]
+        found = [_finding(i, -1, self._step, -2, statistic=statistic) for i in still if i not in self._never]
         self._never.update(still)
         return found
 
@@ -327,7 +330,8 @@ class FrozenRule(Rule):
         if anomaly.statistic in _OUTSIDE:
             return f"parameter {anomaly.name} {_OUTSIDE[anomaly.statistic].format(anomaly.step)}"
         if anomaly.last_clean < 0:
-            return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move"
+            why = ": no gradient comes to it" if anomaly.statistic == NO_GRADIENT else ""
+            return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move{why}"
         if math.isnan(anomaly.value):
             reason = "although others were updated: no gradient reaches it, or no optimizer holds it any more"
             return f"{subject} is missing at step {anomaly.step}, {reason}"

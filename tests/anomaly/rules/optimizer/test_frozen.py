@@ -105,6 +105,18 @@ def test_one_parameter_of_many_that_never_moves_is_named(frozen, expected, recor
     assert len(judged(rule, records, range(20), {**weights, **moving})) == expected
 
 
+@pytest.mark.parametrize(("graded", "said"), [(1, "although most others move: no gradient comes to it"), (0, "move")])
+def test_a_parameter_that_never_moves_is_said_to_have_no_gradient_where_it_has_none(
+    graded, said, records, rule, judged
+):
+    weights = {(f"p{i}", "parameter"): 1.0 for i in range(10)}
+    moving = {(f"p{i}", kind): 1.0 for i in range(1, 10) for kind in ("update", "gradient")}
+    gradient = {} if graded else {("p0", "gradient"): 1.0}
+    [found] = judged(rule, records, range(20), {**weights, **moving, **gradient})
+    detail = (found.statistic, found.value, found.expected, found.score, found.detector, found.kind)
+    assert FrozenRule.sentence(Anomaly(9, 0, 0, 0, "p0", "update", *detail), "the update of p0").endswith(said)
+
+
 def test_a_parameter_that_its_module_has_made_constant_is_not_named(records, rule, judged):
     weights = {(f"p{i}", "parameter"): 1.0 for i in range(10)}
     moving = {(f"p{i}", "update"): 1.0 for i in range(1, 10)}
