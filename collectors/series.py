@@ -95,7 +95,7 @@ than those that were written like it; it has a row where it changes."""
 
 STOPPED_WRITES = "stopped_writes"
 """Prefix of `stopped_writes.<tensor>`, the scalar of a buffer, or of a parameter without a gradient or of one of
-several optimizers, that was written before each update, or every so often, and is no more; it counts those since."""
+several optimizers, that was written again and again and is no more; its value is the number of steps since."""
 
 UNWRITTEN = "unwritten"
 """Prefix of `unwritten.<parameter>`, the scalar of a weight that an update has left as it was, where those before wrote

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from trainsentry.collectors.backend import NoListener, OptimizerSteps, StepListener
@@ -184,6 +185,11 @@ class WatchedModel:
     def modes_at_step_end(self) -> Sequence[bool]:
         """Which modules were in training mode when a step last ended."""
         return self._modes.known
+
+    @property
+    def varied_numbers(self) -> AbstractSet[str]:
+        """The names of modules' numbers that have changed in this run."""
+        return self._module_settings.varied
 
     @property
     def pass_forms(self) -> Any:

@@ -14,14 +14,7 @@ from trainsentry.collectors.settings import COMMUNICATION
 logger = logging.getLogger("trainsentry")
 
 PATIENCE: Final = 100
-"""After this many steps of one optimizer, a step ends without the optimizers that have not stepped: the critic of a
-Wasserstein GAN takes so many turns at first (Arjovsky et al., ICML 2017)."""
-
-LEARNED: Final = 20
-LEAST_PATIENCE: Final = 16
-LONGER: Final = 4
-"""Whole steps after which the longest turn of one optimizer is known. From then on patience ends after four times as
-many of its steps, and after 16 at least: until then a step is left open, and nothing is judged."""
+"""After this many steps of one optimizer, a step ends without the optimizers that have not stepped."""
 
 
 class StepEnd:
@@ -38,7 +31,6 @@ class StepEnd:
     def __init__(self, optimizers: Iterable[Hashable]) -> None:
         self.expected = set(optimizers)
         self._counts: Counter[Hashable] = Counter()
-        self._longest = self._ended = 0
 
     def has_stepped(self, optimizer: Hashable) -> bool:
         """Whether an optimizer has stepped since the last step ended."""
@@ -48,20 +40,12 @@ class StepEnd:
         """Note that an optimizer has stepped or was skipped; return whether the step has ended."""
         self.expected.add(optimizer)
         self._counts[optimizer] += 1
-        if self._counts[optimizer] >= self._patience:
+        if self._counts[optimizer] >= PATIENCE:
             self.expected = set(self._counts)
-        elif self.expected <= set(self._counts):
-            self._longest, self._ended = max(self._longest, *self._counts.values()), self._ended + 1
         if self.expected <= set(self._counts):
             self._counts.clear()
             return True
         return False
-
-    @property
-    def _patience(self) -> int:
-        """How many steps of one optimizer the others are waited for."""
-        known = max(LEAST_PATIENCE, LONGER * self._longest)
-        return PATIENCE if self._ended < LEARNED else min(PATIENCE, known)
 
 
 def checked_micro_steps(expected: int | None, seen: int, step: int) -> int | None:

@@ -89,6 +89,7 @@ class ModuleSettings:
         self._places: list[tuple[Any, str, dict[str, Any], bool]] = []
         self._known: list[Any] = []
         self._modules = -1
+        self.varied: set[str] = set()  # names of those that have changed in this run
 
     def read(self) -> None:
         """Compare the settings of every module; the first call, and one after modules were added, only notes them."""
@@ -101,6 +102,7 @@ class ModuleSettings:
         if values != self._known:
             for place, now, before in zip(self._places, values, self._known, strict=True):
                 if now != before and isinstance(now, (int, float)) and isinstance(before, (int, float)):
+                    self.varied.add(place[1])
                     self._append(place, float(now), float(before))
             self._known = values
 

@@ -1,10 +1,8 @@
 """The schedule is a function of the step number and of requested dense sampling."""
 
-import pytest
-
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.schedule import Schedule
-from trainsentry.monitor.step_end import LEARNED, LEAST_PATIENCE, PATIENCE, StepEnd
+from trainsentry.monitor.step_end import PATIENCE, StepEnd
 
 
 def steps(schedule, part, n=40):
@@ -37,11 +35,3 @@ def test_an_optimizer_that_rests_is_left_out_until_it_steps_again():
     ended = [end.stepped("a") for _ in range(PATIENCE + 3)]
     assert ended == [False] * (PATIENCE - 1) + [True] * 4
     assert [end.stepped(x) for x in "baab"] == [False, True, False, True]
-
-
-@pytest.mark.parametrize(("turns", "patience"), [("ab", LEAST_PATIENCE), ("aaaaaab", 24), ("a" * 60 + "b", PATIENCE)])
-def test_once_the_turns_are_known_one_that_is_forgotten_is_not_waited_for_so_long(turns, patience):
-    end = StepEnd("ab")
-    for _ in range(LEARNED):
-        assert [end.stepped(x) for x in turns] == [False] * (len(turns) - 1) + [True]
-    assert [end.stepped("a") for _ in range(patience + 1)] == [False] * (patience - 1) + [True] * 2

@@ -14,6 +14,10 @@ from trainsentry.collectors.statistics import VALUE
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as writes are counted and are no estimate."""
 
+BETWEEN_LOOKS: Final = 9
+"""Steps before the last look that found something written, at which it may have stopped: an average that follows an
+update shows with the next one, and the collector looks at every eighth."""
+
 
 class StoppedWritesRule(Rule):
     """Judges `stopped_writes` by the next step whose activations are sampled.
@@ -46,7 +50,7 @@ class StoppedWritesRule(Rule):
             self._step = record.step
         self._called.note(record)
         for row in rows_where(self._is_count.values[record.where]).tolist():
-            self._due[int(record.ids[row])] = record.step - int(record.values[row, VALUE])
+            self._due[int(record.ids[row])] = max(record.step - int(record.values[row, VALUE]), 0)
         return found
 
     def _found(self, observed: Observed) -> list[Finding]:
@@ -56,8 +60,8 @@ class StoppedWritesRule(Rule):
             if self._called.was_called(series) is True:
                 name = series.name.removeprefix(f"{STOPPED_WRITES}.")
                 quantity = PARAMETER if name in self._parameters else BUFFER
-                # An average that follows an update is counted with the next one.
-                where = {"step": since, "last_clean": since - 2, "passed_on": False, "name": name, "quantity": quantity}
+                clean = max(since - BETWEEN_LOOKS, -1)
+                where = {"step": since, "last_clean": clean, "passed_on": False, "name": name, "quantity": quantity}
                 found.append(Finding(series_id, -1, STALE, self.name, "stopped", 0.0, 1.0, SCORE, **where))  # type: ignore[arg-type]
         return found
 

@@ -16,18 +16,23 @@ STAGE: Final = 16
 
 @dataclass(slots=True)
 class _Input:
-    """The shape of an input, the step since which it is that, the longest of each dimension, and how often it grew."""
+    """The shape of an input, the step since which it is that, the longest of each dimension, and its stages.
+
+    `is_stage`: the present shape began as one that is longer than all before; `stages` of those have lasted.
+    """
 
     shape: tuple[int, ...]
     since: int
     longest: tuple[int, ...]
-    growths: int = 0
+    is_stage: bool = False
+    stages: int = 0
 
 
 class LengthSchedule:
     """Follows the shapes of the model's inputs.
 
-    The first growth may be a fault, as where sequences are cut no more. One that follows it is the loop's own.
+    The first growth may be a fault, as where sequences are cut no more. One that follows it is the loop's own, if the
+    first has lasted: a single batch may be longer.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -46,8 +51,9 @@ class LengthSchedule:
             elif known.shape != shape:
                 has_lasted = record.step - known.since >= STAGE
                 longer = any(now > GROWS * before for now, before in zip(shape, known.longest, strict=True))
-                again |= longer and has_lasted and known.growths > 0
-                known.growths += longer and has_lasted
+                known.stages += known.is_stage and has_lasted
+                known.is_stage = longer and has_lasted
+                again |= known.is_stage and known.stages > 0
                 known.shape, known.since = shape, record.step
                 known.longest = tuple(map(max, shape, known.longest))
         return again

@@ -56,7 +56,7 @@ length, each epoch begins with short ones, whose gradients are larger."""
 LOSS_MARGIN: Final = 0.25
 """Share of the recent losses' range by which the loss of the step may lie beyond them."""
 
-SAME_FACTOR: Final = 0.25
+SAME_FACTOR: Final = 0.2
 """Most by which a fall of the loss may differ from that of all gradients, in log units: losses of batches swing."""
 
 
@@ -214,7 +214,7 @@ class GradientScaleRule(Rule):
 def _fell_as_far(before: list[float], since: list[float], moved: float) -> bool:
     """Return whether the median loss changed by a factor, given as its log."""
     usual, now = (statistics.median(x for x in losses if not math.isnan(x)) for losses in (before, since))
-    return usual > 0 < now and abs(math.log(now / usual) - moved) <= SAME_FACTOR
+    return 0 < usual < math.inf and 0 < now < math.inf and abs(math.log(now / usual) - moved) <= SAME_FACTOR
 
 
 def _goes_on(levels: list[float], moved: float) -> bool:

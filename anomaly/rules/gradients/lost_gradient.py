@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.series_arrays import SeriesArrays
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, Series
 
@@ -18,6 +19,9 @@ CHANCE: Final = 1e-5
 """Probability below which samples in a row without a gradient are no chance, such as a task that is drawn by lot: four
 samples after 25 that had it, three after 50. The share of samples without one is taken from those before, by the rule
 of succession (Laplace, 1814)."""
+
+LONGER: Final = 3
+"""The same as a multiple of the most so far: tasks may come in blocks."""
 
 HAD_BEFORE: Final = 12
 """Samples that must have had the gradient: some losses are added while a training begins."""
@@ -40,11 +44,13 @@ class _Gradient:
     had: int = 0
     had_not: int = 0
     gone: int = 0
+    longest: int = 0
     since: int = -1
     newest: int = -1
 
     def comes(self, step: int) -> None:
         """Take in a sample that has the gradient."""
+        self.longest = max(self.longest, self.gone)
         self.had_not, self.gone = self.had_not + self.gone, 0
         self.had, self.newest = self.had + 1, step
 
@@ -57,7 +63,8 @@ class _Gradient:
 
     def _is_no_chance(self) -> bool:
         share = (self.had_not + 1) / (self.had + self.had_not + 2)
-        return self.had >= HAD_BEFORE and self.gone >= FEWEST and share**self.gone < CHANCE
+        least = max(FEWEST, LONGER * self.longest)
+        return self.had >= HAD_BEFORE and self.gone >= least and share**self.gone < CHANCE
 
 
 class LostGradientRule(Rule):
@@ -65,14 +72,16 @@ class LostGradientRule(Rule):
 
     Only an output whose module gives it out as before, and whose other outputs still get gradients, counts: then the
     backward pass comes to the module, and nothing comes from what was made of this output. Where a module gets no
-    gradient at all, its parameters tell of it. A step is judged when the next one begins.
+    gradient at all, its parameters tell of it. A declared change, and a return to an earlier step, begin anew. A step
+    is judged when the next one begins.
     """
 
     name: ClassVar[str] = "lost_gradient"
-    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_OUTPUT, ACTIVATION_GRAD_OUTPUT})
+    quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_OUTPUT, ACTIVATION_GRAD_OUTPUT, *DECLARED})
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
+        self._declared = arrays.shared(DeclaredChanges)
         self._output_of: dict[_Output, int] = {}
         self._modules: dict[tuple[int, str], dict[_Output, _Gradient]] = defaultdict(dict)
         arrays.series.before_growth(self._note_new)
@@ -83,9 +92,11 @@ class LostGradientRule(Rule):
         """Return the outputs that get no gradient any more; a step may come in several records."""
         record, found = observed.record, []
         if record.step != self._step:
-            found = self._end_step() if record.step > self._step else []
+            found = self._end_step() if record.step > self._step else self._forget()
             self._step = record.step
             self._in_step.values[:] = False
+        if self._declared.ends_stretch(record):
+            self._forget()
         self._in_step.values[record.ids] = True
         return found
 
@@ -106,6 +117,12 @@ class LostGradientRule(Rule):
             self._finding(g) for module, gradients in lost.items() if not _is_inside(module, lost) for g in gradients
         ]
 
+    def _forget(self) -> list[Finding]:
+        """Begin anew."""
+        for outputs in self._modules.values():
+            outputs.update((output, _Gradient(gradient.series_id)) for output, gradient in outputs.items())
+        return []
+
     def _finding(self, gradient: _Gradient) -> Finding:
         detail = (GRADIENT_FLOW, self.name, "given", 0.0, 1.0, SCORE)
         where = {"step": gradient.since, "last_clean": gradient.newest, "passed_on": False}
@@ -114,7 +131,7 @@ class LostGradientRule(Rule):
     def _note_new(self, first: int, new: Sequence[Series]) -> None:
         for i, series in enumerate(new, first):
             output = series.vpp_stage, series.name
-            if series.micro_step:  # the passes of a step may differ in what they are for
+            if series.micro_step or "@" in series.name:  # further passes and calls may be for something else
                 continue
             if series.quantity == ACTIVATION_OUTPUT:
                 self._output_of[output] = i

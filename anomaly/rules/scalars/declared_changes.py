@@ -19,6 +19,14 @@ STRETCH: Final = 16
 with each batch, as the length of what is read, declares nothing. It may be logged at its changes alone."""
 
 
+EXPLICIT: Final = frozenset({"stage", "dataset"})
+"""Those that say nothing but that something changes."""
+
+IN_A_ROW: Final = 2
+"""Values in a row, each another, from which a number that is none of these varies by itself: a length of what is read,
+logged every hundredth step."""
+
+
 class DeclaredChanges:
     """Follows the declared numbers of a run, and the lengths of its inputs."""
 
@@ -26,6 +34,8 @@ class DeclaredChanges:
         self._is_declared = arrays.series.column(bool, of=_is_declared)
         self._lengths = LengthSchedule(arrays)
         self._values: dict[int, tuple[float, int]] = {}  # with the step since which each is that
+        self._others: dict[int, int] = {}  # values in a row, each another
+        self._is_explicit = arrays.series.column(bool, of=lambda s: s.scalar and s.name in EXPLICIT)
         self._noted: StepRecord | None = None
         self._changed = self._ends_stretch = False
 
@@ -38,9 +48,12 @@ class DeclaredChanges:
         for row in rows_where(self._is_declared.values[record.where]).tolist():
             series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
             before, since = self._values.get(series_id, (value, record.step))
+            since = min(since, record.step)  # the run may have gone back
             changed = before != value and math.isfinite(value)
+            others = self._others[series_id] = self._others.get(series_id, 0) + 1 if changed else 0
+            declares = others < IN_A_ROW or bool(self._is_explicit.values[series_id])
             self._changed |= changed
-            self._ends_stretch |= changed and record.step - since >= STRETCH
+            self._ends_stretch |= changed and declares and record.step - since >= STRETCH
             self._values[series_id] = value, record.step if changed else since
         return self._changed
 

@@ -10,6 +10,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import SHIFT, STALE, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.rules.scalars.loss_above_start import LOSS
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import Series
@@ -39,11 +40,15 @@ are weighted anew on purpose by less, and spikes pass."""
 
 SIGN: Final = 0.4
 AROUND: Final = 8
-"""Least size of a number that has turned its sign, as a share of the median of so many values before: one that glides
-through zero, as a logarithm of a density, is near zero on both sides."""
+"""Least size of a number that has turned its sign, and of the newest values before, as a share of the median of all
+before: one that glides through zero, as a return that is learned, is near zero on both sides."""
 
-GOALS: Final = frozenset({"reward", "rewards", "return", "returns", "accuracy", "acc", "score"})
-"""Words in the names of numbers that training raises."""
+LEAP: Final = 4.0
+"""Least size of its leap, in medians of its changes before: what wanders comes to the other side in small steps."""
+
+GOALS: Final = frozenset({"reward", "rewards", "return", "returns", "accuracy"})
+NO_GOALS: Final = frozenset({"loss", "rejected", "std", "length", "steps", "penalty", "margin", "margins", "error"})
+"""Words in the names of numbers that training raises, and in those that only belong to one."""
 
 NO_PARTS: Final = frozenset({"scale", "scaler", "weight", "coef", "coefficient"})
 """Words in the names of numbers that only belong to a loss."""
@@ -96,10 +101,13 @@ class _Number:
         """The usual size of a number that was above zero and has leapt below, or the other way round."""
         values = np.array(self.values)
         before, after = values[:-LASTS], values[-LASTS:]
-        if len(values) < REMEMBERED or before[-1] * after[0] >= 0:
+        if len(values) < REMEMBERED or before[-1] * after[0] >= 0 or len(np.unique(before)) < MOVED:
             return None
-        sign, usual = np.sign(before[-1]), float(np.median(before[-AROUND:]))
-        leapt = (np.sign(before) == sign).all() and (-sign * after >= SIGN * abs(usual)).all()
+        sign, usual = np.sign(before[-1]), float(np.median(before))
+        far = SIGN * abs(usual)
+        if abs(after[0] - before[-1]) < LEAP * float(np.median(np.abs(np.diff(before)))):
+            return None
+        leapt = (sign * before > 0).all() and (sign * before[-AROUND:] >= far).all() and (-sign * after >= far).all()
         return usual if leapt else None
 
 
@@ -108,22 +116,27 @@ class LoggedNumbersRule(Rule):
 
     A number that was another each time and is now exactly the same each time is not computed any more, or it compares
     what is equal: a policy with itself. A part of the loss, named so, that has left its range for good has other data
-    or another formula. Other numbers may change their size by design, but none that keeps its sign leaps to the other.
+    or another formula. Other numbers may change their size by design, but one that keeps its sign, and its distance
+    from zero, does not leap to the other side. Declared changes, and steps that are done again, begin anew.
     """
 
     name: ClassVar[str] = "logged_numbers"
-    quantities: ClassVar[frozenset[str]] = frozenset()
+    quantities: ClassVar[frozenset[str]] = frozenset(DECLARED)
     statistics: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arrays: SeriesArrays) -> None:
+        self._declared, self._step = arrays.shared(DeclaredChanges), -1
         self._is_logged = arrays.series.column(bool, of=lambda s: s.scalar)
         self._is_part = arrays.series.column(bool, of=_is_part_of_loss)
-        self._is_goal = arrays.series.column(bool, of=lambda s: s.scalar and bool(_words(s) & GOALS))
+        self._is_goal = arrays.series.column(bool, of=_is_goal)
         self._numbers: dict[int, _Number] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the numbers that stand still, and the parts of the loss that have left their range."""
         record, found = observed.record, []
+        if self._declared.ends_stretch(record) or record.step < self._step:
+            self._numbers.clear()
+        self._step = record.step
         for row in rows_where(self._is_logged.values[record.where]).tolist():
             series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
             if not np.isfinite(value):
@@ -175,6 +188,11 @@ def _is_part_of_loss(series: Series) -> bool:
     """Whether a logged number is named as a part of the loss: `loss_v`, `train/policy_loss`, but not `loss_scale`."""
     words = _words(series)
     return series.scalar and series.name != LOSS and LOSS in words and not words & NO_PARTS
+
+
+def _is_goal(series: Series) -> bool:
+    words = _words(series)
+    return series.scalar and bool(words & GOALS) and not words & (NO_GOALS | NO_PARTS)
 
 
 def _words(series: Series) -> set[str]:

@@ -9,8 +9,7 @@ from torch import Tensor
 from trainsentry.collectors.torch.calls.fact_values import fill, fill_integral
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import StorageFacts
-from trainsentry.collectors.torch.rows.host_statistics import PLAIN
-from trainsentry.collectors.torch.rows.local_tensor import version_of
+from trainsentry.collectors.torch.rows.local_tensor import PLAIN, version_of
 
 logger = logging.getLogger("trainsentry")
 

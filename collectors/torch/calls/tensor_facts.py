@@ -22,8 +22,15 @@ from trainsentry.collectors.torch.calls.fact_values import (
     is_integral,
 )
 from trainsentry.collectors.torch.hooks.backward_pass import in_backward
-from trainsentry.collectors.torch.rows.host_statistics import PLAIN, address_of, host_row, read_at
-from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, storage_range, stored_values, version_of
+from trainsentry.collectors.torch.rows.host_statistics import address_of, host_row, read_at
+from trainsentry.collectors.torch.rows.local_tensor import (
+    PLAIN,
+    is_readable,
+    local,
+    storage_range,
+    stored_values,
+    version_of,
+)
 
 _READ: Final = INFS + 1
 """Leading columns of a row that are used: min, max, mean, norm, nans, infs."""

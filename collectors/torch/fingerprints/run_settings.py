@@ -55,7 +55,7 @@ def settings_of(
     found: dict[str, dict[str, Any]] = {OPERATIONS: dict(operations)}
     for what, name, value in [
         *_of_modules(watch, modes),
-        *_shared_numbers(watch.names.modules, all_of_them=not last_step),
+        *_shared_numbers(watch, all_of_them=not last_step),
         *_of_training(watch, last_step=last_step),
         *_of_passes(forms),
     ]:
@@ -77,16 +77,17 @@ def _of_modules(watch: TorchWatch, modes: Sequence[bool]) -> Iterator[_Setting]:
             yield MODE, _path(named), "training" if trains else "evaluation"
 
 
-def _shared_numbers(modules: Sequence[NamedModule], *, all_of_them: bool) -> Iterator[_Setting]:
+def _shared_numbers(watch: TorchWatch, *, all_of_them: bool) -> Iterator[_Setting]:
     """Yield the numbers that several modules of a user's class have alike, as the scale of an attention.
 
-    What one module keeps may be anything, such as the best loss so far. A resumed run tells `all_of_them`, as one of
-    the modules may have another number now.
+    What one module keeps may be anything, such as the best loss so far, and what has changed in the run is annealed. A
+    resumed run tells `all_of_them`, as one of the modules may have another number now.
     """
-    found: defaultdict[tuple[str, str], list[tuple[NamedModule, float]]] = defaultdict(list)
-    for named in modules:
+    found: defaultdict[tuple[type, str], list[tuple[NamedModule, float]]] = defaultdict(list)
+    for named in watch.names.modules:
         for key, value in numbers_of(named):
-            found[_own_class(named.module).__name__, key].append((named, value))
+            if key not in watch.varied_numbers:
+                found[_own_class(named.module), key].append((named, value))
     for (_, key), of_class in found.items():
         if all_of_them or (len(of_class) > 1 and len({value for _, value in of_class}) == 1):
             yield from ((f"{CONSTANT}{key}", _path(named), value) for named, value in of_class)

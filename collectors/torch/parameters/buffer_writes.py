@@ -1,15 +1,14 @@
-"""Counts how often buffers and constants are written between two updates, without reading their values."""
+"""Counts how often buffers are written between two updates, without reading their values."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from operator import sub
 from typing import Final, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainsentry.collectors.series import BUFFER_WRITES, STOPPED_WRITES, Series
+from trainsentry.collectors.series import BUFFER_WRITES, Series
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
-from trainsentry.collectors.torch.parameters.stopped_writes import StoppedWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
@@ -19,7 +18,7 @@ LEARNED: Final = 20
 """Updates after which it is known which buffers are written alike."""
 
 MOST: Final = 1000
-"""Tensors that are counted, the first of the model, some 0.2 ms of each step: the largest convolutional nets have half
+"""Buffers that are counted, the first of the model, some 0.2 ms of each step: the largest convolutional nets have half
 of that."""
 
 
@@ -31,9 +30,6 @@ class BufferWrites:
     something else sets one of them: a stale copy, an alias, a broadcast of one buffer. The value is how many times
     more, than those, or than before where those rest; there is a row where it changes. Compiled code writes as its
     compiler likes, so beside it nothing is counted.
-
-    Parameters that require no gradient are counted too: averages of others are kept in such. Of what was written before
-    each update, or every so often, and is written no more there is a row, `stopped_writes.<tensor>`.
     """
 
     def __init__(self, rows: StepRows, names: ModelNames) -> None:
@@ -41,15 +37,13 @@ class BufferWrites:
         self.names = names
         self._known_of = -1
         self._buffers: list[dict[str, Tensor | None]] = []  # of each module, its own: a module may replace a buffer
-        self._constants: list[dict[str, nn.Parameter | None]] = []
-        self._owners: list[tuple[nn.Module, str, str]] = []  # of each tensor: its module, that one's name and its own
+        self._owners: list[tuple[str, str]] = []  # of each buffer: its module's name and its own
         self._last: list[int] = []
         self._usual: list[int] = []
         self._kinds: list[int] = []
         self._more: list[int] = []
         self._alike: list[int] = []  # how often each was written when those like it last were
         self._written: set[int] = set()
-        self._stopped = StoppedWrites(0)
         self._updates = 0
 
     def read(self) -> None:
@@ -57,7 +51,7 @@ class BufferWrites:
         if self._known_of != len(self.names.modules):
             self._begin()
         versions = self._versions()
-        if versions and len(versions) != len(self._owners):  # a module has another number of them
+        if versions and len(versions) != len(self._owners):  # a module has another number of buffers
             self._begin()
             versions = self._versions()
         if not versions or not self._last:
@@ -65,10 +59,6 @@ class BufferWrites:
             return
         writes = list(map(sub, versions, self._last))
         self._last = versions
-        for i, updates in self._stopped.after(writes).items():
-            if self._owners[i][0].training:
-                self._append(STOPPED_WRITES, i, updates)
-        writes = writes[: len(self._kinds)]
         if self._updates <= LEARNED:
             self._updates += 1
             self._kinds = [hash(pair) for pair in zip(self._kinds, writes, strict=True)]
@@ -78,41 +68,31 @@ class BufferWrites:
         self._usual = writes
 
     def _begin(self) -> None:
-        """Take the tensors of the modules that are watched now, and learn anew which are written alike."""
+        """Take the buffers of the modules that are watched now, and learn anew which are written alike."""
         self._known_of = len(self.names.modules)
-        self._buffers, self._constants, self._owners = [], [], []
+        self._buffers, self._owners = [], []
         for named in self.names.modules:
             if named.module._buffers and len(self._owners) < MOST:
                 self._buffers.append(named.module._buffers)
-                self._owners += [(named.module, named.name, own) for own in named.module._buffers]
+                self._owners += [(named.name, own) for own in named.module._buffers]
         self._last, self._usual, self._updates = [], [], 0
         self._kinds, self._more, self._alike = ([0] * len(self._owners) for _ in range(3))
         self._written.clear()
-        for named in self.names.modules:
-            constants = [own for own, p in named.module._parameters.items() if p is not None and not p.requires_grad]
-            if constants and len(self._owners) < MOST:
-                self._constants.append(named.module._parameters)
-                self._owners += [(named.module, named.name, own) for own in constants]
-        self._stopped = StoppedWrites(len(self._owners))
 
     def _versions(self) -> list[int]:
-        """Return the version of each tensor, -1 where there is none; nothing where versions cannot be compared."""
+        """Return the version of each buffer, -1 where there is none; nothing where versions cannot be compared."""
         if has_compiled():
             return []
         try:
-            versions = [-1 if b is None else b._version for buffers in self._buffers for b in buffers.values()]
-            for parameters in self._constants:
-                versions += [p._version for p in parameters.values() if p is not None and not p.requires_grad]
+            return [-1 if b is None else b._version for buffers in self._buffers for b in buffers.values()]
         except RuntimeError:  # an inference tensor has no version
             return []
-        return versions
 
     def _compare(self, writes: list[int]) -> None:
         """Append the buffers whose excess over those that were written like them is another."""
         usual = _most_common(self._kinds, writes)
         self._written.update(kind for kind, count in usual.items() if count)
-        buffers = self._owners[: len(self._kinds)]
-        names = [(kind, own) for kind, (_, _, own) in zip(self._kinds, buffers, strict=True)]
+        names = [(kind, own) for kind, (_, own) in zip(self._kinds, self._owners, strict=True)]
         of_name, among = _most_common(names, writes), Counter(names)
         for i, count in enumerate(writes):
             of_kind, namesakes = usual[self._kinds[i]], among[names[i]]
@@ -124,12 +104,12 @@ class BufferWrites:
             self._alike[i] = of_kind or self._alike[i]
             if more != self._more[i]:
                 self._more[i] = more
-                self._append(BUFFER_WRITES, i, more)
+                self._append(i, more)
 
-    def _append(self, prefix: str, place: int, value: int) -> None:
-        _, module, own = self._owners[place]
-        name = f"{prefix}.{module}.{own}" if module else f"{prefix}.{own}"
-        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, module=module, scalar=True)), float(value))
+    def _append(self, place: int, more: int) -> None:
+        module, own = self._owners[place]
+        name = f"{BUFFER_WRITES}.{module}.{own}" if module else f"{BUFFER_WRITES}.{own}"
+        self.rows.add_scalar(self.rows.table.series_id(Series(name, name, module=module, scalar=True)), float(more))
 
 
 def _most_common(keys: Sequence[Key], writes: list[int]) -> dict[Key, int]:

@@ -17,6 +17,7 @@ from trainsentry.collectors.torch.parameters.gradients import OptimizedParameter
 from trainsentry.collectors.torch.parameters.idle_optimizers import IdleOptimizers
 from trainsentry.collectors.torch.parameters.options import OptionReader
 from trainsentry.collectors.torch.parameters.readers import StateCount, read_parameters, read_state
+from trainsentry.collectors.torch.parameters.stopped_writes import StoppedTensors
 from trainsentry.collectors.torch.parameters.unheld import UnheldParameters
 from trainsentry.collectors.torch.parameters.weight_writes import WeightWrites
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -37,6 +38,8 @@ class ModelState:
         self._options = OptionReader(rows)
         self._gradient_writes = GradientWrites(rows, optimized.names)
         self._buffers, self._buffer_writes = BufferReader(rows, optimized.names), BufferWrites(rows, optimized.names)
+        self._stopped_tensors = StoppedTensors(rows, optimized.names)
+        self._steps = 0
         self._counts_for: weakref.ref[Optimizer] | None = None
         self._state_count = StateCount()
         self._has_told_constants = False
@@ -48,7 +51,7 @@ class ModelState:
 
     def open_step(self) -> None:
         """Begin a step."""
-        self._idle.steps += 1
+        self._steps += 1
 
     def gradient_writes(self, *, every: bool) -> str:
         """Return how often gradients were written before the newest update, or `every` count of the run, as a text."""
@@ -70,6 +73,7 @@ class ModelState:
             self._counts_for = weakref.ref(optimizer)
         if self._counts_for() is optimizer:
             self.guard.run("buffer_writes", self._buffer_writes.read)
+            self.guard.run("buffer_writes", self._stopped_tensors.read, self._steps)
 
     def has_lost_state(self, optimizer: Optimizer) -> bool:
         """Whether state was lost since the optimizer's last update; append a row if so."""
@@ -119,7 +123,7 @@ class ModelState:
         """Look, at an update, for parameters with a gradient that none of all optimizers holds, or that one leaves."""
         self.guard.run("weight_writes", self._unheld.note, optimizer, optimizers)
         if len(optimizers) > 1:
-            self.guard.run("weight_writes", self._idle.note, optimizer, optimizers)
+            self.guard.run("weight_writes", self._idle.note, optimizer, optimizers, self._steps)
 
     def begin_writes(self, optimizer: Optimizer, owned: list[NamedParameter]) -> None:
         """Note the counts of writes of an optimizer's weights before its update."""

@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from trainsentry.collectors.series import PARAMETER, UPDATE
 from trainsentry.collectors.shared.host_rows import state_quantity
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in
-from trainsentry.collectors.torch.rows.host_statistics import PLAIN
-from trainsentry.collectors.torch.rows.local_tensor import local
+from trainsentry.collectors.torch.rows.local_tensor import PLAIN, local
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.local_shards import Fragment, NamedParameter
 

@@ -47,7 +47,7 @@ class UnheldParameters:
         self._told: set[str] = set()
         self._waiting: dict[int, tuple[NamedParameter, int | None, int]] = {}
         self._waited = 0
-        self._came_later = self._holds_others = False
+        self._has_begun = self._came_later = self._holds_others = False
         self._counted: weakref.ref[Optimizer] | None = None
         self._optimizers: Sequence[Optimizer] = ()
         self._left: dict[int, NamedParameter] = {}
@@ -102,7 +102,7 @@ class UnheldParameters:
     def _begin(self, optimizers: Sequence[Optimizer]) -> None:
         self._seen, self._waited = self.names.parameters, 0
         unheld = [n for n in _unheld(self._seen, optimizers) if id(n.parameter) not in self._known]
-        self._came_later = bool(self._known)
+        self._came_later, self._has_begun = self._has_begun, True
         self._holds_others = bool(unheld) and _hold_others(self.names, optimizers)
         self._waiting = {id(n.parameter): (n, version_of(n.parameter), 0) for n in unheld}
         self._frozen = [n for n in self._seen if not n.parameter.requires_grad]

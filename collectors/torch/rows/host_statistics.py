@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainsentry.collectors.histogram import MIDDLE, MOST_ELEMENTS, SLOTS, Counts, counts_of
 from trainsentry.collectors.statistics import COLUMNS, row_of_array
 from trainsentry.collectors.torch.rows.described_tensors import compiled_read
-from trainsentry.collectors.torch.rows.local_tensor import address_in_memory
+from trainsentry.collectors.torch.rows.local_tensor import PLAIN, address_in_memory
 
 
 def parallel_region() -> int:
@@ -48,9 +48,6 @@ _READ: Final = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.fl
 
 PARALLEL: Final = parallel_region()
 """Address by which the kernel runs on torch's threads, which share the reading of large tensors."""
-
-PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
-"""Tensor types whose values are at their address; a subclass may keep them elsewhere."""
 
 KINDS: Final[dict[torch.dtype, int]] = (
     {}

@@ -3,7 +3,10 @@
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+PLAIN: Final = frozenset({Tensor, nn.Parameter, nn.Buffer})
+"""Tensor types whose values are at their address; a subclass may keep them elsewhere."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -13,16 +16,17 @@ def local(tensor: Tensor) -> Tensor:
     """
     if type(tensor) is Tensor:
         return tensor.detach()
-    trigger_wait = getattr(tensor, "trigger_wait", None)
-    if trigger_wait is not None:
-        arrived: Tensor = trigger_wait()
-        return arrived.detach()
     to_local = getattr(tensor, "to_local", None)
     if to_local is None:
-        return tensor.detach()
+        return _arrived(tensor).detach()
     with torch.no_grad():  # makes no graph, and returns the shard itself
-        shard: Tensor = to_local().detach()
-    return shard
+        return _arrived(to_local()).detach()
+
+
+def _arrived(tensor: Tensor) -> Tensor:
+    """Return what a functional collective gives, when it has."""
+    trigger_wait = getattr(tensor, "trigger_wait", None)
+    return tensor if trigger_wait is None else trigger_wait()
 
 
 _IS_BATCHED: Final = getattr(torch._C._functorch, "is_legacy_batchedtensor", None)
@@ -47,7 +51,7 @@ def is_readable(tensor: Tensor) -> bool:
         or isinstance(tensor, torch._subclasses.FakeTensor)
         or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         or is_released(tensor)
-        or (type(tensor) is not Tensor and is_strided(tensor) and not tensor.data_ptr())
+        or _keeps_other_tensors(tensor)
     )
 
 
@@ -58,6 +62,13 @@ LOW: Final = 1 << 36
 def is_released(tensor: Tensor) -> bool:
     """Whether a tensor has elements, and its memory was released."""
     return is_strided(tensor) and tensor.untyped_storage().nbytes() == 0
+
+
+def _keeps_other_tensors(tensor: Tensor) -> bool:
+    """Whether a subclass has no memory of its own; one with a part on this rank has its values there."""
+    if type(tensor) in PLAIN or hasattr(tensor, "to_local") or hasattr(tensor, "trigger_wait"):
+        return False
+    return is_strided(tensor) and not tensor.data_ptr()
 
 
 def is_strided(tensor: Tensor) -> bool:

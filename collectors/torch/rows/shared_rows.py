@@ -16,9 +16,9 @@ from trainsentry.collectors.torch.device.registry import accelerator
 from trainsentry.collectors.torch.rows.described_tensors import compiled_share, describe, described_address
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits, StorageFacts
-from trainsentry.collectors.torch.rows.host_statistics import PARALLEL, PLAIN, address_of
+from trainsentry.collectors.torch.rows.host_statistics import PARALLEL, address_of
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import EMPTY
-from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, storage_range, whole_of
+from trainsentry.collectors.torch.rows.local_tensor import PLAIN, is_batched, is_readable, storage_range, whole_of
 from trainsentry.collectors.torch.rows.row_lock import keep_threads_apart
 
 SEVERAL: Final = 2

@@ -16,7 +16,6 @@ from trainsentry.collectors.torch.rows.described_tensors import described_addres
 from trainsentry.collectors.torch.rows.device_rows import DeviceRows
 from trainsentry.collectors.torch.rows.gathered_tensors import GatherLimits
 from trainsentry.collectors.torch.rows.host_statistics import (
-    PLAIN,
     address_of,
     host_counts,
     host_row,
@@ -26,7 +25,7 @@ from trainsentry.collectors.torch.rows.host_statistics import (
     rows_and_counts,
 )
 from trainsentry.collectors.torch.rows.kernels.dense_tensors import DenseTensors
-from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, local, stored_values
+from trainsentry.collectors.torch.rows.local_tensor import PLAIN, is_batched, is_readable, local, stored_values
 from trainsentry.collectors.torch.rows.pair_rows import Pairs, rows_of_host_pairs
 from trainsentry.collectors.torch.rows.shard_layouts import ShardLayouts, dtype_name, take_local_parts
 from trainsentry.collectors.torch.rows.shared_rows import SharedRows

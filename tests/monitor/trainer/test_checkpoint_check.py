@@ -165,6 +165,47 @@ def test_buffers_that_the_model_makes_itself_are_named(checkpoints, out):
     assert set(told(resumed_run(out, rotary(500_000.0), saved))) == names
 
 
+def scaled(*scales, best=0.7):
+    """Return what makes a model whose attentions have scales, and that has a number of its own."""
+
+    def make():
+        model = Gpt()
+        for block, scale in zip(model.blocks, scales, strict=True):
+            block.attn.scaling = scale
+        model.best_loss = best
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "words"),
+    [
+        ((0.25, 0.25), (0.5, 0.5), ["scaling of module blocks.0.attn (and 1 other) is 0.5, and was 0.25"]),
+        ((0.25, 0.25), (0.25, 0.5), ["scaling of module blocks.1.attn is 0.5, and was 0.25"]),
+        ((0.25, 0.25), (0.25, 0.25), []),
+        ((0.25, 0.3), (0.5, 0.9), []),
+    ],
+)
+def test_numbers_that_several_modules_of_a_users_class_share_are_compared(checkpoints, out, was, now, words):
+    _, saved = checkpoints(scaled(*was))
+    found = told(resumed_run(out, scaled(*now, best=9.0), saved))
+    assert found == [f"{each} when step {SECOND} was saved" for each in words]
+
+
+def test_numbers_that_the_run_has_changed_are_annealed(out):
+    model, optimizer = parts(scaled(0.5, 0.5))
+    with trainsentry.TrainMonitor({"output_dir": str(out / "first"), "strict": True}).watch(
+        model, optimizer
+    ) as monitor:
+        train(model, optimizer, FIRST, monitor)
+        for block in model.blocks:
+            block.attn.scaling = 0.25
+        train(model, optimizer, SECOND - FIRST, monitor)
+        saved = checkpoint(model, optimizer, monitor)
+    assert told(resumed_run(out / "second", scaled(0.125, 0.125), saved)) == []
+
+
 def test_another_checkpoint_is_said_as_a_whole(checkpoints, out):
     _, saved = checkpoints(Gpt)
     for weight in saved["model"].values():

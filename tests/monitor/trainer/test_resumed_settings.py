@@ -389,32 +389,3 @@ def test_a_state_of_an_earlier_version_has_no_settings(states, out):
     text = state["monitor"]["fingerprints"]
     state["monitor"]["fingerprints"] = text[: text.index(',"settings"')] + "}"
     assert resumed(Run(Gpt, edit=dropout), state, out) == []
-
-
-def with_numbers(*, scales, best):
-    """Return what gives attentions their scales, as classes of users keep them, and the model a number of its own."""
-
-    def edit(model):
-        for block, scale in zip(model.blocks, scales, strict=True):
-            block.attn.scaling = scale
-        model.best_loss = best
-
-    return edit
-
-
-@pytest.mark.parametrize(
-    ("scales", "told"),
-    [
-        ((0.5, 0.5), ["scaling of module blocks.0.attn (and 1 other) is 0.5, and was 0.25"]),
-        ((0.25, 0.5), ["scaling of module blocks.1.attn is 0.5, and was 0.25"]),
-        ((0.25, 0.25), []),
-    ],
-)
-def test_numbers_that_several_modules_of_a_users_class_share_are_compared_and_no_others(out, scales, told):
-    state = saved_by(Run(Gpt, edit=with_numbers(scales=(0.25, 0.25), best=0.7)), out)
-    assert resumed(Run(Gpt, edit=with_numbers(scales=scales, best=9.0)), state, out) == told
-
-
-def test_numbers_that_differ_between_modules_of_a_class_may_be_anything(out):
-    state = saved_by(Run(Gpt, edit=with_numbers(scales=(0.25, 0.3), best=0.7)), out)
-    assert resumed(Run(Gpt, edit=with_numbers(scales=(0.5, 0.9), best=0.7)), state, out) == []

@@ -11,13 +11,13 @@ from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 import trainsentry
 
-STEPS, AT = 160, 80
+STEPS, AT = 440, 200
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch):
     """Other tests of this process compile."""
-    monkeypatch.setattr("trainsentry.collectors.torch.parameters.buffer_writes.has_compiled", lambda: False)
+    monkeypatch.setattr("trainsentry.collectors.torch.parameters.stopped_writes.has_compiled", lambda: False)
 
 
 class Distilled(nn.Module):
@@ -96,8 +96,9 @@ def test_an_average_of_weights_that_nobody_keeps_up_to_date(tmp_path, lost):
         return
     [(name, quantity, step)] = told
     assert name.startswith("teacher.")
-    assert (quantity, step) == ("parameter", AT + 1)
-    assert f"Between step {AT} and step {AT + 1} on rank 0: parameter {name} is not updated any more" in said[0]
+    assert quantity == "parameter"
+    assert AT <= step <= AT + 9
+    assert f"and step {step} on rank 0: parameter {name} is not updated any more since" in said[0]
 
 
 def test_a_code_book_that_is_not_updated_any_more(tmp_path):
@@ -105,7 +106,7 @@ def test_a_code_book_that_is_not_updated_any_more(tmp_path):
     model = CodeBook()
     told, _ = train(model, tmp_path, encode, before=lambda step: setattr(model, "follows", step < AT))
     assert told[0][:2] in {("codes", "buffer"), ("counts", "buffer")}
-    assert told[0][2] == AT
+    assert AT <= told[0][2] <= AT + 9
 
 
 def test_a_teacher_that_is_asked_no_more_rests_by_right(tmp_path):

@@ -48,6 +48,7 @@ def test_stages_after_the_first_longer_one(batch):
         stages(8, 16, 32, of=STAGE - 4),
         np.random.default_rng(0).integers(8, 512, 400).tolist(),
         stages(8, 16, 8) * 4,
+        [*stages(8), 16, *stages(8), 32, *stages(8), 64],  # batches that are longer now and then
     ],
 )
 def test_what_is_no_schedule(lengths):

@@ -111,3 +111,10 @@ def test_losses_that_were_no_numbers_tell_nothing_and_make_no_warning():
         found = detection.judge(records.step(step, sizes(step) | {LOSS: 2.0 if step >= at else math.nan}))
         told += [a.step for a in found if a.detector == GradientScaleRule.name]
     assert told == [at + 1]
+
+
+def test_losses_that_were_infinite_are_no_factor(alone, judged):
+    records, at = Records(), YOUNG + 20
+    steady = growing(at, 0.25)
+    sizes = lambda step: steady(step) | ({LOSS: math.inf} if at - 4 <= step < at else {})  # noqa: E731
+    assert judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), sizes) == []

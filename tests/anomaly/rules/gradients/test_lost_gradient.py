@@ -55,6 +55,25 @@ def test_tasks_that_are_drawn_by_lot_are_nothing(alone, share, seed):
     assert run(alone, lambda _: (ANSWER, COST) if draw.random() < share else (ANSWER,), samples=300) == []
 
 
+def test_tasks_that_come_in_blocks_are_told_of_once_at_most(alone):
+    assert len(run(alone, lambda s: (ANSWER, COST) if s // 40 % 2 == 0 else (ANSWER,), samples=600)) == 1
+
+
+@pytest.mark.parametrize("begins", ["a stage", "an earlier step"])
+def test_a_declared_stage_and_a_run_that_goes_back_begin_anew(alone, begins):
+    records, found, step = Records(), [], 0
+    judge = alone(LostGradientRule, records.table)
+    for sample in range(80):
+        names = (ANSWER, COST) if sample < AT else (ANSWER,)
+        rows = {(name, "activation_output"): 1.0 for name in (ANSWER, COST)}
+        rows |= {(name, "activation_grad_output"): 1.0 for name in names} | {("stage", "stage"): 0.0}
+        step = 0 if sample == AT and begins == "an earlier step" else step + 10
+        if begins == "a stage":
+            rows["stage", "stage"] = float(sample >= AT)
+        found += judge(records.step(step, rows))
+    assert found == []
+
+
 def test_an_output_that_is_not_given_out_any_more_is_nothing(alone):
     records, found = Records(), []
     judge = alone(LostGradientRule, records.table)

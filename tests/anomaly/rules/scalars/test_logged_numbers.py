@@ -81,7 +81,38 @@ def test_numbers_that_glide_through_zero_or_have_both_signs_are_nothing(alone, v
     assert run(alone, value_of, "reward", steps=240) == []
 
 
-@pytest.mark.parametrize(("name", "is_told"), [("reward", True), ("eval/accuracy", True), ("temperature", False)])
+@pytest.mark.parametrize("seed", range(40))
+def test_returns_that_are_learned_and_losses_that_wander_do_not_turn(alone, seed):
+    draw = np.random.default_rng(seed)
+    learned = 400 / (1 + np.exp(-np.arange(-150, 150) / 25)) - 200 + 20 * draw.standard_normal(300)
+    wanders = np.cumsum(draw.standard_normal(300))
+    for name, values in {"episode_return": learned, "critic": wanders}.items():
+        assert run(alone, lambda s, _, values=values: float(values[s]), name, steps=300) == []
+
+
+@pytest.mark.parametrize("begins", ["a stage", "an earlier step"])
+def test_a_declared_change_and_a_run_that_goes_back_begin_anew(alone, begins):
+    records, draw, found = Records(), np.random.default_rng(0), []
+    rule = alone(LoggedNumbersRule, records.table)
+    for i in range(160):
+        values = {("accuracy", "accuracy"): (0.9 if i < AT else 0.1) * float(np.exp(0.05 * draw.standard_normal()))}
+        values["stage", "stage"] = float(i >= AT and begins == "a stage")
+        found += rule(records.step(i - AT if i >= AT and begins == "an earlier step" else i, values))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("reward", True),
+        ("eval/accuracy", True),
+        ("temperature", False),
+        ("reward_loss", False),
+        ("rewards/rejected", False),
+        ("train/reward_std", False),
+        ("grad_acc_steps", False),
+    ],
+)
 @pytest.mark.parametrize("steps", [1, 30])
 def test_a_reward_that_is_lost_is_told_though_it_goes_slowly(alone, name, is_told, steps):
     """The advantages have another sign."""

@@ -37,12 +37,14 @@ def test_a_change_that_the_loop_declares_begins_another_training(alone, lengths,
     assert len(found) == count
 
 
-def test_a_length_that_changes_with_each_batch_declares_nothing(alone):
+@pytest.mark.parametrize("every", [1, 20])
+def test_a_length_that_changes_with_each_batch_declares_nothing(alone, every):
     records = Records()
     judge, length = alone(LossAboveStartRule, records.table), ("sequence_length", "sequence_length")
     losses, found = [*falling(100), *[5.0] * 10], []
     for step, loss in enumerate(losses):
-        found += judge(records.step(step, {length: float(step % 7), LOSS: loss}))
+        logged = {length: float(step % 7)} if step % every == 0 else {}
+        found += judge(records.step(step, {**logged, LOSS: loss}))
     assert len(found) == 10
 
 

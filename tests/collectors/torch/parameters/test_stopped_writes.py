@@ -1,25 +1,40 @@
 """What was kept up to date and is so no more is noted; what rests by its own rhythm, or is switched off, is not."""
 
 import pytest
+import torch
+from torch import nn
+from weight_loop import told_by
 
-from trainsentry.collectors.torch.parameters.stopped_writes import LONGER, STOPPED, WRITTEN_BEFORE, StoppedWrites
+from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.torch.parameters import stopped_writes
+from trainsentry.collectors.torch.parameters.stopped_writes import (
+    LONGER,
+    LOOK_EVERY,
+    STOPPED,
+    WRITTEN_BEFORE,
+    StoppedTensors,
+    StoppedWrites,
+)
+from trainsentry.collectors.torch.rows.step_rows import StepRows
+from trainsentry.collectors.torch.sharding.model_names import ModelNames
 
-STEPS = 2_000
+LOOKS = 2_000
 AT = 800
 
 
-def stops(*tensors):
-    """Return which of several tensors stop, when, and after how many updates; each gives its writes at an update."""
-    writes = StoppedWrites(len(tensors))
+def stops(*tensors, switches=None):
+    """Return which of several tensors stop: the look that tells, and that at which each was first found unwritten."""
+    writes = StoppedWrites(len(tensors), STOPPED)
     found = {}
-    for update in range(STEPS):
-        for place, updates in writes.after([tensor(update) for tensor in tensors]).items():
-            found.setdefault(place, []).append((update, updates))
+    for look in range(LOOKS):
+        told = writes.after([tensor(look) for tensor in tensors], look, switches)
+        for place, since in told.items():
+            found.setdefault(place, []).append((look, since))
     return found
 
 
 def until(end, every=1):
-    return lambda update: int(update < end and update % every == 0)
+    return lambda look: int(look < end and look % every == 0)
 
 
 def always(_):
@@ -27,13 +42,12 @@ def always(_):
 
 
 def test_a_tensor_that_is_written_no_more_is_told_once():
-    assert stops(until(AT), always) == {0: [(AT + STOPPED, STOPPED)]}
+    assert stops(until(AT), always) == {0: [(AT + STOPPED, AT)]}
 
 
 def test_one_with_a_rhythm_is_told_after_a_longer_rest():
-    [[(update, updates)]] = stops(until(AT, every=20), always).values()
-    assert updates == LONGER * 19
-    assert update - updates == AT - 20 + 1
+    [[(look, since)]] = stops(until(AT, every=20), always).values()
+    assert (look - since, since) == (LONGER * 19, AT - 20 + 1)
 
 
 @pytest.mark.parametrize(
@@ -42,19 +56,69 @@ def test_one_with_a_rhythm_is_told_after_a_longer_rest():
         always,
         lambda _: 0,
         until(WRITTEN_BEFORE - 1),
-        lambda u: int(u % 40 == 0),
-        lambda u: int(u % 200 < 100 or u < 100),  # a phase that comes again: its first rest is told
-        lambda u: 2 if u < AT else 1,
+        lambda look: int(look % 20 == 0),
+        lambda look: int(look % (10 if look < AT else 80) == 0),  # more and more seldom
+        lambda look: int(look % 40 < 20),
+        lambda look: 2 if look < AT else 1,
     ],
 )
 def test_what_goes_on_or_hardly_began_is_nothing(tensor):
-    told = stops(tensor, always)
-    assert told == {} or (len(told[0]) == 1 and tensor(150) == 0 and tensor(250) == 1)
+    assert stops(tensor, always) == {}
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_what_stops_as_a_switch_is_thrown_is_by_design(late):
-    switch = lambda update: int(update == AT - late)  # noqa: E731
-    assert stops(until(AT), until(AT), switch, always) == {}
-    busy = lambda update: int(update % 2 == 0)  # noqa: E731
-    assert set(stops(until(AT), until(AT), busy, always)) == {0, 1}
+    switch = lambda look: int(look == AT - late)  # noqa: E731
+    busy = lambda look: int(look % 2 == 0)  # noqa: E731
+    both = until(AT), until(AT)
+    assert stops(*both, switch, always) == {}
+    assert stops(*both, switch, switches=[False, False, True]) == {}
+    assert set(stops(*both, busy, always)) == {0, 1}
+    assert set(stops(*both, switch, switches=[False, False, False])) == {0, 1}
+
+
+class Kept(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.average = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.weight = nn.Parameter(torch.zeros(4))
+
+
+def told(change, updates=LOOK_EVERY * (WRITTEN_BEFORE + STOPPED + 8), at=LOOK_EVERY * (WRITTEN_BEFORE + 4)):
+    """Return what is told of a module whose buffer and average are written until a step, with the updates since."""
+    module, rows, names = Kept(), StepRows(SeriesTable(), 0.0), ModelNames()
+    names.add([nn.ModuleDict({"kept": module})], [])
+    kept, found = StoppedTensors(rows, names), {}
+    for update in range(updates):
+        with torch.no_grad():
+            module.weight.add_(1.0)
+            if update < at:
+                module.mean.add_(1.0)
+                module.average.add_(1.0)
+            elif update == at:
+                change(module)
+        kept.read(update)
+        found |= {name: update - since for name, since in told_by(rows).items()}
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """Other tests of this process compile."""
+    monkeypatch.setattr(stopped_writes, "has_compiled", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda module: None, {"mean", "average"}),
+        (lambda module: setattr(module, "mean", torch.ones(4)), {"mean", "average"}),
+        (lambda module: module.eval(), set()),
+        (lambda module: module.average.requires_grad_(), {"mean"}),
+    ],
+)
+def test_buffers_and_averages_of_a_module_in_training_are_told_of(change, names):
+    found = told(change)
+    assert set(found) == {f"stopped_writes.kept.{name}" for name in names}
+    assert all(abs(since - LOOK_EVERY * (WRITTEN_BEFORE + 4)) <= 2 * LOOK_EVERY for since in found.values())
