@@ -86,9 +86,8 @@ LATE_SECONDS: Final = 0.5
 """Seconds that it must be behind as well, once it has caught up after its start: in less, a loop of steps of a
 millisecond is hundreds of steps ahead whenever anything else takes the core, and nobody acts faster."""
 
-STARTING_SECONDS: Final = 5.0
-"""The same before it has caught up for the first time: a process takes a second or two to start on a busy core, and as
-long again to take what has come meanwhile."""
+STARTING_SECONDS: Final = 2.0
+"""The same before it has caught up for the first time: a process takes a second to start on a busy core."""
 
 MESSAGES: Final = {"trouble": messages.TROUBLE, "goes_on": messages.GOES_ON, "off": messages.FAILURE}
 """The type of the message to the trainer for each kind of `SinkEvent`."""
