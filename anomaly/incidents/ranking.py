@@ -141,13 +141,13 @@ def _without_ties(anomalies: list[Anomaly]) -> list[Anomaly]:
 
 
 def _without_writes(anomalies: list[Anomaly]) -> list[Anomaly]:
-    """Leave out that a weight was written to where another finding of the same step says what became of it."""
+    """Leave out a suspicion that a weight was written to where an alarm of the same step says what became of it."""
     told = {
         (a.rank, a.name, a.step)
         for a in anomalies
         if a.alarm and (a.quantity == PARAMETER or (a.kind, a.quantity) == (FROZEN, UPDATE))
     }
-    return [a for a in anomalies if a.statistic != WRITES or a.alarm or (a.rank, a.name, a.step) not in told]
+    return [a for a in anomalies if a.alarm or a.statistic != WRITES or (a.rank, a.name, a.step) not in told]
 
 
 def _without_clipped(anomalies: list[Anomaly]) -> list[Anomaly]:

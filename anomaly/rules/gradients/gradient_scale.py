@@ -169,8 +169,9 @@ class GradientScaleRule(Rule):
         before = np.array(self._levels)
         mean, swings = float(before[:, 0].mean()), float(before[:, 0].std())
         since, losses = (list(each) for each in zip(*self._since, strict=True))
-        moved = (statistics.fmean if since[0] > mean else statistics.median)(since) - mean
-        spared = int(moved < 0)  # a step of fewer micro-steps, at an epoch's end, may be divided as before
+        falls = since[0] < mean
+        spared = int(falls)  # a step of fewer micro-steps, at an epoch's end, may be divided as before
+        moved = (statistics.median if falls else statistics.fmean)(since) - mean
         back = all(abs(x - mean) < LEAST_FACTOR / 2 for x in since[-1 - spared :])
         if not back and len(since) < WAIT:
             return []
@@ -178,10 +179,10 @@ class GradientScaleRule(Rule):
         self._forget()
         self._learn(ids, logs)
         lasting = sum((x - mean) / moved >= 1 / 2 for x in since)
-        steady = lasting >= len(since) - spared and not _goes_on(since, moved)
+        steady = lasting >= len(since) - spared and not _goes_on(since, falls=falls)
         if back or not steady or abs(moved) < max(LEAST_FACTOR * 0.8, DEVIATIONS * swings):
             return []
-        if moved < 0 and not _fell_as_far(before[:, 2].tolist(), losses, moved):
+        if falls and not _fell_as_far(before[:, 2].tolist(), losses, moved):
             return []
         detail = (SHIFT, self.name, "norm", math.exp(moved), 1.0, SCORE)
         return [Finding(self._first[0], self._first[1], *detail, step=onset, last_clean=onset - 1, passed_on=False,
@@ -217,7 +218,7 @@ def _fell_as_far(before: list[float], since: list[float], moved: float) -> bool:
     return 0 < usual < math.inf and 0 < now < math.inf and abs(math.log(now / usual) - moved) <= SAME_FACTOR
 
 
-def _goes_on(levels: list[float], moved: float) -> bool:
+def _goes_on(levels: list[float], *, falls: bool) -> bool:
     """Return whether gradients go on as they leapt, by as much again: a plateau has ended."""
     further = statistics.fmean(levels[-3:]) - statistics.fmean(levels[:3])
-    return math.copysign(further, further * moved) >= LEAST_FACTOR
+    return (-further if falls else further) >= LEAST_FACTOR

@@ -84,6 +84,7 @@ class LostGradientRule(Rule):
         self._declared = arrays.shared(DeclaredChanges)
         self._output_of: dict[_Output, int] = {}
         self._modules: dict[tuple[int, str], dict[_Output, _Gradient]] = defaultdict(dict)
+        self._with_several: dict[tuple[int, str], None] = {}  # few modules, in their order
         arrays.series.before_growth(self._note_new)
         self._in_step = arrays.series.column(bool)
         self._step = -1
@@ -91,8 +92,11 @@ class LostGradientRule(Rule):
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the outputs that get no gradient any more; a step may come in several records."""
         record, found = observed.record, []
+        if record.step < self._step:
+            self._forget()
+        elif record.step > self._step:
+            found = self._end_step()
         if record.step != self._step:
-            found = self._end_step() if record.step > self._step else self._forget()
             self._step = record.step
             self._in_step.values[:] = False
         if self._declared.ends_stretch(record):
@@ -104,8 +108,9 @@ class LostGradientRule(Rule):
         """Take in the gradients of the step that has ended."""
         came = self._in_step.values
         lost: dict[str, list[_Gradient]] = defaultdict(list)
-        for (_, module), outputs in self._modules.items():
-            if len(outputs) < SEVERAL or not any(came[gradient.series_id] for gradient in outputs.values()):
+        for place in self._with_several:
+            module, outputs = place[1], self._modules[place]
+            if not any(came[gradient.series_id] for gradient in outputs.values()):
                 continue
             for output, gradient in outputs.items():
                 if came[gradient.series_id]:
@@ -117,11 +122,10 @@ class LostGradientRule(Rule):
             self._finding(g) for module, gradients in lost.items() if not _is_inside(module, lost) for g in gradients
         ]
 
-    def _forget(self) -> list[Finding]:
+    def _forget(self) -> None:
         """Begin anew."""
         for outputs in self._modules.values():
             outputs.update((output, _Gradient(gradient.series_id)) for output, gradient in outputs.items())
-        return []
 
     def _finding(self, gradient: _Gradient) -> Finding:
         detail = (GRADIENT_FLOW, self.name, "given", 0.0, 1.0, SCORE)
@@ -136,7 +140,10 @@ class LostGradientRule(Rule):
             if series.quantity == ACTIVATION_OUTPUT:
                 self._output_of[output] = i
             elif series.quantity == ACTIVATION_GRAD_OUTPUT:
-                self._modules[series.vpp_stage, series.module].setdefault(output, _Gradient(i))
+                outputs = self._modules[series.vpp_stage, series.module]
+                outputs.setdefault(output, _Gradient(i))
+                if len(outputs) == SEVERAL:
+                    self._with_several[series.vpp_stage, series.module] = None
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

@@ -18,7 +18,6 @@ STRETCH: Final = 16
 """Steps for which a number must have been the same before its change ends a stretch of the training: one that changes
 with each batch, as the length of what is read, declares nothing. It may be logged at its changes alone."""
 
-
 EXPLICIT: Final = frozenset({"stage", "dataset"})
 """Those that say nothing but that something changes."""
 

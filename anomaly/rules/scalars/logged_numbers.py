@@ -99,9 +99,11 @@ class _Number:
     @property
     def turned(self) -> float | None:
         """The usual size of a number that was above zero and has leapt below, or the other way round."""
+        if len(self.values) < REMEMBERED or self.values[-LASTS - 1] * self.values[-LASTS] >= 0:
+            return None  # as nearly always
         values = np.array(self.values)
         before, after = values[:-LASTS], values[-LASTS:]
-        if len(values) < REMEMBERED or before[-1] * after[0] >= 0 or len(np.unique(before)) < MOVED:
+        if len(np.unique(before)) < MOVED:
             return None
         sign, usual = np.sign(before[-1]), float(np.median(before))
         far = SIGN * abs(usual)
@@ -132,7 +134,7 @@ class LoggedNumbersRule(Rule):
         self._numbers: dict[int, _Number] = {}
 
     def judge(self, observed: Observed) -> list[Finding]:
-        """Return the numbers that stand still, and the parts of the loss that have left their range."""
+        """Return the numbers that stand still, and those that have left for good what they were."""
         record, found = observed.record, []
         if self._declared.ends_stretch(record) or record.step < self._step:
             self._numbers.clear()
@@ -145,16 +147,16 @@ class LoggedNumbersRule(Rule):
             number.take(value, record.step)
             if number.stands_still:
                 found.append(self._finding(series_id, row, STALE, number, value, REPEATS + 1))
-            elif self._is_part.values[series_id] and (exceeded := number.exceeded) is not None:
-                found.append(self._finding(series_id, row, SHIFT, number, exceeded, LASTS))
-                self._numbers[series_id] = _Number()
-            elif (usual := number.turned) is not None:
+            elif (usual := self._left_by(number, series_id)) is not None:
                 found.append(self._finding(series_id, row, SHIFT, number, usual, LASTS))
                 self._numbers[series_id] = _Number()
-            elif self._is_goal.values[series_id] and (least := number.collapsed) is not None:
-                found.append(self._finding(series_id, row, SHIFT, number, least, LASTS))
-                self._numbers[series_id] = _Number()
         return found
+
+    def _left_by(self, number: _Number, series_id: int) -> float | None:
+        """Return the value that a number has left for good, by the rules for what it is."""
+        exceeded = number.exceeded if self._is_part.values[series_id] else None
+        collapsed = number.collapsed if self._is_goal.values[series_id] else None
+        return next((usual for usual in (exceeded, number.turned, collapsed) if usual is not None), None)
 
     def _finding(self, series_id: int, row: int, kind: str, number: _Number, expected: float, lasts: int) -> Finding:
         detail = (kind, self.name, "value", number.values[-1], expected, SCORE)

@@ -1,8 +1,9 @@
 """Notes buffers and averages that were written again and again, and that nothing writes any more."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from torch import Tensor, nn
 
@@ -113,7 +114,7 @@ class StoppedTensors:
         self._updates = self._looked_at = 0
         self._places: list[tuple[nn.Module, str, str, dict[str, Any]]] = []  # a module may replace what it holds
         self._are_switches: list[bool] = []
-        self._marks: list[Any] = []
+        self._marks: list[_Mark | None] = []
         self._stopped = StoppedWrites(0, STOPPED)
 
     def read(self, step: int) -> None:
@@ -127,7 +128,7 @@ class StoppedTensors:
         before, self._marks = self._marks, marks
         if not before:
             return
-        writes = [int(mark is None or mark != then) for mark, then in zip(marks, before, strict=True)]
+        writes = [int(_is_written(mark, then)) for mark, then in zip(marks, before, strict=True)]
         looked_at, self._looked_at = self._looked_at, step
         for place, since in self._stopped.after(writes, looked_at + 1, self._are_switches).items():
             module, path, own, _ = self._places[place]
@@ -148,10 +149,18 @@ class StoppedTensors:
         self.rows.add_scalar(self.rows.table.series_id(Series(name, name, module=module, scalar=True)), float(steps))
 
 
-def _is_kept(tensor: Tensor | None) -> bool:
+def _is_kept(tensor: Tensor | None) -> TypeGuard[Tensor]:
     return tensor is not None and not tensor.requires_grad
 
 
-def _mark(tensor: Tensor | None) -> tuple[int, int | None] | None:
+_Mark = tuple["weakref.ref[Tensor]", int | None]
+"""A tensor and its version: another tensor in its place may have got its address."""
+
+
+def _mark(tensor: Tensor | None) -> _Mark | None:
     """Return what a write changes, and another tensor in its place; None for one that an optimizer may write to."""
-    return (id(tensor), version_of(tensor)) if tensor is not None and not tensor.requires_grad else None
+    return (weakref.ref(tensor), version_of(tensor)) if _is_kept(tensor) else None
+
+
+def _is_written(now: _Mark | None, then: _Mark | None) -> bool:
+    return now is None or then is None or now[0] is not then[0] or now[1] != then[1]

@@ -1,6 +1,8 @@
 """Hugging Face's own Trainer is watched by one callback."""
 
 import json
+import os
+import signal
 
 import pandas as pd
 import pytest
@@ -101,11 +103,28 @@ def test_a_stop_ends_the_training_as_the_trainer_likes_it_and_says_why(out, tmp_
     assert (line["step"], line["trainsentry_incident"]) == (4, watching.stopped.incident.summary)
 
 
+class Late(transformers.TrainerCallback):
+    """Holds the recorder from a step on until the training ends."""
+
+    def __init__(self, step, watching):
+        self.step, self.watching = step, watching
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == self.step:
+            self.recorder = self.watching.monitor._loop.link.running.process.pid
+            os.kill(self.recorder, signal.SIGSTOP)
+
+    def on_train_end(self, args, state, control, **_):
+        os.kill(self.recorder, signal.SIGCONT)
+
+
 def test_what_is_found_as_the_training_ends_stands_in_its_history_too(out, tmp_path):
-    training = trainer(tmp_path / "trainer", callback(out), Break(STEPS - 1))
+    watching = callback(out, export={"max_wait": 0.1})
+    training = trainer(tmp_path / "trainer", Late(3, watching), watching, Break(3))
     training.train()
-    told = [line["trainsentry_incident"] for line in training.state.log_history if "trainsentry_incident" in line]
-    assert "transformer.h.0.mlp.c_fc.weight" in told[-1]
+    told = [line for line in training.state.log_history if "trainsentry_incident" in line]
+    assert "transformer.h.0.mlp.c_fc.weight" in told[-1]["trainsentry_incident"]
+    assert told[0]["step"] == STEPS
 
 
 def test_a_resumed_training_goes_on_with_its_steps_and_learned_state(out, tmp_path, monkeypatch):

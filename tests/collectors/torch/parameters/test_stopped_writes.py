@@ -103,6 +103,19 @@ def told(change, updates=LOOK_EVERY * (WRITTEN_BEFORE + STOPPED + 8), at=LOOK_EV
     return found
 
 
+def test_a_buffer_that_is_made_anew_at_each_update_is_written_though_it_lies_where_an_older_one_did():
+    module, rows, names = Kept(), StepRows(SeriesTable(), 0.0), ModelNames()
+    names.add([module], [])
+    kept, older, found = StoppedTensors(rows, names), [], {}
+    for update in range(LOOK_EVERY * (WRITTEN_BEFORE + STOPPED + 8)):
+        if update < LOOK_EVERY * (WRITTEN_BEFORE + 4):
+            older.append(module.mean)  # so that each new one lies elsewhere
+        module.mean = 0.9 * module.mean + 0.1
+        kept.read(update)
+        found |= told_by(rows)
+    assert "stopped_writes.mean" not in found
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch):
     """Other tests of this process compile."""
