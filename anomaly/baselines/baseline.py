@@ -29,8 +29,10 @@ CLIP_SCALE: Final = 4.0
 USUAL: Final = 0.798
 """Clip of one sample's pull on a scale, in scales, and the mean of min(|z|, 4) of a normal distribution."""
 
-LEAST_SCALE: Final = 1e-9
-"""Least scale, in units of the feature: a scale of zero could not grow, because it grows by factors."""
+LEAST_SCALE: Final = 0.01
+"""Least scale, in units of the feature, a fifth of the least that is assumed where rows are judged. A scale grows by a
+tenth with each sample and bounds how far a location moves: from nothing, as a largest element that stood still for 30
+steps leaves it, it would take 200 samples, and a weight that grows slowly since would be far from its usual size."""
 
 GROUP_WEIGHT: Final = 16
 """Weight of the group's scale in that of a young series, in samples."""

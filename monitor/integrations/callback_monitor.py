@@ -19,7 +19,8 @@ ConfigSource = str | Path | Mapping[str, Any] | MonitorConfig | None
 class CallbackMonitor:
     """Starts a `TrainMonitor` when a trainer begins, and closes it when the trainer ends.
 
-    `config` is as in `TrainMonitor`. `stopped` is the stop that ended the training, else None.
+    `config` is as in `TrainMonitor`. `stopped` is the stop that ended the training, else None; `incidents` are those of
+    the training that runs or ran last, worst first.
 
     Raises:
         ConfigError: for an unknown key or a value that is not allowed.
@@ -31,6 +32,12 @@ class CallbackMonitor:
         self.monitor: TrainMonitor | None = None
         self.stopped: TrainingStopped | None = None
         self._incidents: list[Incident] = []
+        self._found: tuple[Incident, ...] = ()
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """The incidents of the training that runs, or of the last one after its end; worst first."""
+        return self._found if self.monitor is None else self.monitor.incidents
 
     def begin(self, model: Any, optimizer: Any, *, start_step: int, state: Mapping[str, Any] | None = None) -> None:
         """Watch from `start_step` on; `state` is that of an earlier run at the same step.
@@ -80,3 +87,4 @@ class CallbackMonitor:
         monitor, self.monitor = self.monitor, None
         if monitor is not None:
             monitor.close()
+            self._found = monitor.incidents

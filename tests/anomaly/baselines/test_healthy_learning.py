@@ -298,3 +298,17 @@ def test_a_matrix_that_is_small_beside_the_gains_of_norms_is_followed(factor):
         return dict.fromkeys(norms, 1.0) | matrices
 
     assert {name for _, name in alarms(sizes, 90)} == {WEIGHTS[0][0]}
+
+
+@pytest.mark.parametrize(("at", "is_found"), [(None, False), (150, True)])
+def test_a_weight_that_stood_still_at_first_and_grows_slowly_is_no_drift_and_its_jump_is_found(at, is_found):
+    """The largest element of an embedding belongs to a token that is rare: only others grow, and pass it one day."""
+    table = ("embedding.weight", "parameter")
+
+    def sizes(step):
+        grown = float(np.exp(0.007 * max(step - 30, 0)))
+        return dict.fromkeys(WEIGHTS, 1.0) | {table: grown * (10.0 if at is not None and step >= at else 1.0)}
+
+    found = alarms(sizes, 200, swing=0.0)
+    assert [name for _, name in found[:1]] == ["embedding.weight"] * is_found
+    assert all(150 <= step <= 152 for step, _ in found[:1])

@@ -101,6 +101,7 @@ def test_a_stop_ends_the_training_as_the_trainer_likes_it_and_says_why(out, tmp_
     assert json.loads((out / "rank0" / "status.json").read_text())["state"] == "closed"
     (line,) = [line for line in training.state.log_history if "trainsentry_incident" in line]
     assert (line["step"], line["trainsentry_incident"]) == (4, watching.stopped.incident.summary)
+    assert [incident.id for incident in watching.incidents] == [watching.stopped.incident.id], "after the training too"
 
 
 class Late(transformers.TrainerCallback):

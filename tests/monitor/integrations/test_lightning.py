@@ -108,6 +108,7 @@ def test_a_stop_ends_the_training_as_the_trainer_likes_it_and_says_why(out, tmp_
     assert "net.2.weight" in watching.stopped.reason
     assert json.loads((out / "rank0" / "status.json").read_text())["state"] == "closed"
     assert trainer.logged_metrics["trainsentry_incidents"] == 1
+    assert [incident.id for incident in watching.incidents] == [watching.stopped.incident.id], "after the training too"
 
 
 def test_an_exception_of_the_training_closes_the_monitor(out, tmp_path):
