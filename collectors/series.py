@@ -124,6 +124,10 @@ REPEATED_RANDOM = "repeated_random"
 """Prefix of `repeated_random.<device>`, the scalar of how many steps ago a forward pass began with the same state of
 that device's random numbers; it has a row where one did."""
 
+PASSES_WITHOUT_GRADIENTS = "passes_without_gradients"
+"""The scalar of how many forward passes without gradients came before a step's training: those of an evaluation, or of
+a policy that gathers its data. A step without any has no row."""
+
 RECOMPUTED = "recomputed"
 """Prefix of `recomputed.<module>`, the scalar of how many elements of a module's output came out otherwise when its
 call was computed again; NaN where its kernel is not repeatable."""

@@ -159,6 +159,12 @@ class OutlierDetector:
         if self._data.is_high:  # the loss, and the gradients at activations that follow it, tell of their batch then
             facts, where = observed.facts, record.where
             judged &= ~(scalar | (facts.backward[where] & facts.activation[where]))
+        if (
+            self._data.is_gathered
+        ):  # what layers compute tells of what the policy met, and every rollout is another level
+            judged &= ~observed.facts.activation[record.where]
+            self.scoring.reset_drift(record.ids)
+            self._input_level.reset()
         observed = replace(observed, judged=judged, excused=observed.excused | resting)
         is_declared = self._known.note(record)
         if is_declared:

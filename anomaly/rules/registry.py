@@ -30,6 +30,7 @@ from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
 from trainsentry.anomaly.rules.gradients.lost_gradient import LostGradientRule
+from trainsentry.anomaly.rules.gradients.new_gradient import NewGradientRule
 from trainsentry.anomaly.rules.gradients.rows_without_gradient import RowsWithoutGradientRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
@@ -86,6 +87,7 @@ _RULES: Final[list[type[Rule]]] = [
     GradientSumsRule,
     GradientGainRule,
     LostGradientRule,
+    NewGradientRule,
     RowsWithoutGradientRule,
     LossScaleRule,
     LayerOutlierRule,

@@ -19,7 +19,8 @@ CHANGES_BEFORE: Final = 10
 """Samples whose number of zeros is another than that of the sample before, until a repetition is judged."""
 
 LEAST_SPREAD: Final = 4.0
-"""Mean difference of two samples' numbers of zeros, in elements: smaller ones repeat by chance too often."""
+"""Mean difference of two samples' numbers of zeros, in elements, of all so far and of the recent ones: smaller ones
+repeat by chance too often. Units that have settled are on or off for whole batches."""
 
 CHANCE: Final = 1e-9
 """Probability that healthy samples repeat their number of zeros so often in a row."""
@@ -35,6 +36,14 @@ NEVER: Final = np.iinfo(np.int64).max
 
 LONGEST_BEFORE: Final = 1
 """Repetitions in a row that a healthy run may have had; where there were more, numbers of zeros come in steps."""
+
+
+RECENT: Final = 8
+COLLISIONS: Final = 3.0
+TIMES_CHANCE: Final = 2.0
+"""Numbers of zeros that are remembered, and how many of a series' new ones may be among them: this many, and twice as
+many as chance makes. Where there were more, whole samples or channels are dropped, and only a few numbers occur: of 16
+images a drop path hides two, three or four."""
 
 
 class RepeatedZerosRule(Rule):
@@ -58,6 +67,8 @@ class RepeatedZerosRule(Rule):
         self._repeats, self._longest = series.column(np.int64), series.column(np.int64)
         self._step, self._since = series.column(np.int64, -1), series.column(np.int64, -1)
         self._before = series.column(np.int64, -1)
+        self._lately = series.column(np.float64, np.inf, shape=(RECENT,))
+        self._recent, self._collisions = series.column(np.float64, -1.0, shape=(RECENT,)), series.column(np.int64)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the activations that have repeated their number of zeros for long enough, once for each stretch."""
@@ -70,10 +81,11 @@ class RepeatedZerosRule(Rule):
         self._take_in(ids, np.rint(share[rows] * numel), numel, record.step)
         repeats, inputs = self._repeats.values[ids], self._is_input.values[ids]
         judged = (self._changes.values[ids] >= CHANGES_BEFORE) & (self._longest.values[ids] <= LONGEST_BEFORE)
-        found = judged & (repeats >= LEAST_REPEATS) & (repeats == self._needed(ids)) & ~inputs
-        if not found.any() or (repeats[inputs] >= LEAST_REPEATS).any():
+        found = rows_where(judged & (repeats >= LEAST_REPEATS) & ~inputs)
+        if not len(found) or (repeats[inputs] >= LEAST_REPEATS).any():
             return []
-        return [self._finding(int(rows[i]), int(ids[i]), float(share[rows[i]])) for i in rows_where(found).tolist()]
+        found = found[repeats[found] == self._needed(ids[found])]
+        return [self._finding(int(rows[i]), int(ids[i]), float(share[rows[i]])) for i in found.tolist()]
 
     def _take_in(self, ids: Integers, count: Floats, numel: Floats, step: int) -> None:
         last, repeats, longest = self._count.values, self._repeats.values, self._longest.values
@@ -82,22 +94,35 @@ class RepeatedZerosRule(Rule):
         moved, still, begins = ids[known & ~same], ids[same], ids[same & (repeats[ids] == 0)]
         self._since.values[begins] = self._step.values[begins]
         longest[moved] = np.maximum(longest[moved], repeats[moved])
+        self._note_collisions(moved, count[known & ~same])
         self._changes.values[moved] += 1
-        self._moved.values[moved] += abs(count - last[ids])[known & ~same]
+        distance = abs(count - last[ids])[known & ~same]
+        self._moved.values[moved] += distance
+        self._lately.values[self._changes.values[moved] % RECENT, moved] = distance
         repeats[ids[~same]] = 0
         repeats[still] += 1
         changed = ids[~same]
         self._before.values[changed] = self._step.values[changed]
-        self._changes.values[ids[~known]] = 0
+        self._changes.values[ids[~known]] = self._collisions.values[ids[~known]] = 0
+        self._recent.values[:, ids[~known]] = -1.0
         self._moved.values[ids[~known]] = 0.0
         last[ids], self._numel.values[ids], self._step.values[ids] = count, numel, step
 
+    def _note_collisions(self, ids: Integers, count: Floats) -> None:
+        """Note whether new numbers of zeros are among the recent ones, and remember them."""
+        recent = self._recent.values
+        self._collisions.values[ids] += (recent[:, ids] == count).any(axis=0)
+        recent[self._changes.values[ids] % RECENT, ids] = count
+
     def _needed(self, ids: Integers) -> Integers:
         """Return how many repetitions in a row chance does not make; more than there can be for a small spread."""
-        spread = self._moved.values[ids] / np.maximum(self._changes.values[ids], 1)
+        changes = np.maximum(self._changes.values[ids], 1)
+        spread = np.minimum(self._moved.values[ids] / changes, np.median(self._lately.values[:, ids], axis=0))
+        chance = changes * RECENT * EQUAL_BY_CHANCE / np.maximum(spread, LEAST_SPREAD)
+        varies = (spread >= LEAST_SPREAD) & (self._collisions.values[ids] <= COLLISIONS + TIMES_CHANCE * chance)
         equal = EQUAL_BY_CHANCE / np.maximum(spread, LEAST_SPREAD)
         needed = np.ceil(math.log(CHANCE) / np.log(equal)).astype(np.int64)
-        return np.where(spread >= LEAST_SPREAD, np.maximum(needed, LEAST_REPEATS), NEVER)
+        return np.where(varies, np.maximum(needed, LEAST_REPEATS), NEVER)
 
     def _finding(self, row: int, series_id: int, share: float) -> Finding:
         since, before = int(self._since.values[series_id]), int(self._before.values[series_id])

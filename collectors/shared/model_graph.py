@@ -52,6 +52,11 @@ class DataFlow:
         if producer is not None and producer[0]() is tensor and producer[1] != module:
             self.edges[producer[1], module] = None
 
+    def is_produced(self, tensor: Any) -> bool:
+        """Whether a module has returned `tensor`, in the first sampled step."""
+        producer = self._producers.get(id(tensor))
+        return producer is not None and producer[0]() is tensor
+
     def produced(self, module: str, tensor: Any) -> None:
         """Note that `module` returns `tensor`; the outermost module that returns it counts as its producer."""
         if self.passes <= 1:

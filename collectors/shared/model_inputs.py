@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainsentry.collectors.shared.batch_rows import PART
@@ -36,24 +37,29 @@ class ModelInputs:
         tensors: Iterable[tuple[str, Any]],
         passes: ForwardPasses,
         *,
-        only_large: bool = False,
+        sampling: bool,
     ) -> None:
-        """Read the inputs of a pass; `only_large` leaves out those that are read whole anyway."""
+        """Read the inputs of a pass; while `sampling` activations, the small ones of a root are read whole anyway.
+
+        Those of a module by which the passes begin, where the model itself is not called, have its name in theirs.
+        """
         if not self.reading:
             return
         if self.first_pass_at is None:
             self.first_pass_at = time.perf_counter()
         given = list(tensors)
         self._note_pass(named, given)
-        if only_large and given and not passes.micro_step:
-            self._note_repeated(f"input.{given[0][0]}", [tensor for _, tensor in given])
-        for path, tensor in given:
+        within = f"{named.name}." if named.name else ""
+        if sampling and given and not passes.micro_step:
+            self._note_repeated(f"input.{within}{given[0][0]}", [tensor for _, tensor in given])
+        root = replace(named, name="") if within else named
+        for path, tensor in ((within + path, tensor) for path, tensor in given):
             part = self._part_of(tensor)
             self._keep(f"input.{path}", passes.micro_step, tensor, part)
             large = part is not tensor
-            if large or not only_large:
+            if large or within or not sampling:
                 name = f"{path}.{PART}" if large else path
-                self._append(passes.series(named, "input", name, 0, passes.micro_step, gradient=False), part, large)
+                self._append(passes.series(root, "input", name, 0, passes.micro_step, gradient=False), part, large)
 
     def _part_of(self, tensor: Any) -> Any:
         """Return the first samples of a large tensor, and any other as it is."""

@@ -22,7 +22,8 @@ class HFCallback(TrainerCallback):  # type: ignore[misc] # read without its type
     The loss of each micro-batch is taken from the model's output, the gradient norm from the Trainer's log. A
     checkpoint gets a file with the detectors' state, and `resume_from_checkpoint` goes on with it. A stop sets
     `control.should_training_stop` at the end of its step; `stopped` then says why. `monitor` is the `TrainMonitor`
-    while it trains, and `incidents` is what it has found, after the training too. Incidents stand in the Trainer's `state.log_history` and log.
+    while it trains, and `incidents` is what it has found, after the training too. Incidents stand in the Trainer's
+    `state.log_history` and log.
 
     Raises:
         ConfigError: for an unknown key or a value that is not allowed.

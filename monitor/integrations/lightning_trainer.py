@@ -15,7 +15,8 @@ class LightningCallback(Callback):  # type: ignore[misc] # read without its type
 
     A step is a batch after which an optimizer has stepped. Checkpoints hold the detectors' state. A stop sets
     `trainer.should_stop` at the end of its step; `stopped` then says why. `monitor` is the `TrainMonitor` while it
-    trains, and `incidents` is what it has found, after the training too. The logger gets the number of incidents as `trainsentry_incidents`.
+    trains, and `incidents` is what it has found, after the training too. The logger gets the number of incidents as
+    `trainsentry_incidents`.
 
     Raises:
         ConfigError: for an unknown key or a value that is not allowed.

@@ -157,6 +157,8 @@ class LevelShifts:
         """
         record, self.data_is_renewed = observed.record, False
         is_taken = self._is_followed.values[record.where] & ~rejected & ~observed.excused
+        if self._data.is_gathered:  # each rollout of a policy makes another level of what layers compute
+            is_taken &= ~observed.facts.activation[record.where]
         if (without := self._without_level(observed)).any():
             self.reset(record.ids[without])
             is_taken &= ~without

@@ -9,10 +9,12 @@ import numpy as np
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.rules.data import recurring_levels as levels
 from trainsentry.anomaly.rules.data.recurring_levels import RECURRING, RECURS_STILL, recurring_levels
+from trainsentry.anomaly.rules.data.rollouts import Batches, Rollouts
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.statistics import NORM
+from trainsentry.collectors.series import PASSES_WITHOUT_GRADIENTS
+from trainsentry.collectors.statistics import MEAN, NORM, VALUE
 
 SAMPLES: Final = 64
 FEWEST: Final = 32
@@ -29,7 +31,7 @@ LASTS: Final = 128
 dependent: a policy that has settled observes alike for a while, until it changes again. Inputs of fewer than `FEW`
 elements, such as the progress of the training, are no data."""
 
-MOST_FOUND: Final = 2 * LASTS // EVERY
+MOST_FOUND: Final = 4 * LASTS // EVERY
 """Measurements of an input that are remembered: those that count for what began up to `LASTS` records ago."""
 
 DEPENDENT: Final = 0.4
@@ -65,11 +67,18 @@ class DataDependence:
         self._taken = 0
         self._found: dict[int, deque[int]] = {}
         self._recurring: set[int] = set()
+        self._is_passes = arrays.series.column(bool, of=lambda s: s.scalar and s.name == PASSES_WITHOUT_GRADIENTS)
+        self._rollouts = Rollouts()
 
     @property
     def is_high(self) -> bool:
         """Whether the last measurement found an input dependent."""
         return any(self._taken - times[-1] < EVERY for times in self._found.values())
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether a policy gathers the data: each phase of updates has its own, and what layers compute follows it."""
+        return self._rollouts.is_gathering
 
     def was_high(self, series_id: int | None = None, ago: int = 0) -> bool:
         """Whether an input, or any without one, was dependent lately, up to so many records ago.
@@ -89,16 +98,32 @@ class DataDependence:
         rows = rows_where(self._is_input.values[record.where] & (observed.numel >= FEW))
         if not len(rows):
             return
+        batches: dict[int, tuple[float, ...]] = {}
         for row in rows.tolist():
-            root_mean_square = float(record.values[row, NORM] / np.sqrt(observed.numel[row]))
+            series_id, root_mean_square = (
+                int(record.ids[row]),
+                float(record.values[row, NORM] / observed.numel[row] ** 0.5),
+            )
             if 0 < root_mean_square < np.inf:
-                sizes = self._sizes.setdefault(int(record.ids[row]), deque(maxlen=KEPT))
+                sizes = self._sizes.setdefault(series_id, deque(maxlen=KEPT))
                 sizes.append(math.log(root_mean_square))
+                batches[series_id] = sizes[-1], float(record.values[row, MEAN]) / root_mean_square
         self._taken += 1
+        self._note_rollouts(record, batches)
         if self._taken % EVERY == 0:
             for series_id, sizes in self._sizes.items():
                 if self._are_dependent(series_id, np.array(sizes)[:-LEFT_OUT]):
                     self._found.setdefault(series_id, deque(maxlen=MOST_FOUND)).append(self._taken)
+
+    def _note_rollouts(self, record: StepRecord, batches: Batches) -> None:
+        """Note whether the data of these updates have a level of their own, as those of one rollout do."""
+        passes = float(record.values[self._is_passes.values[record.where], VALUE].sum())
+        self._rollouts.note(passes, batches)
+        if self.is_gathered:
+            for series_id in batches:
+                times = self._found.setdefault(series_id, deque(maxlen=MOST_FOUND))
+                if not times or self._taken - times[-1] >= EVERY // 2:
+                    times.append(self._taken)
 
     def _are_dependent(self, series_id: int, sizes: Floats) -> bool:
         least = RECURS_STILL if series_id in self._recurring else RECURRING

@@ -1,9 +1,12 @@
 """An output of a module on which the loss depends no more: an auxiliary loss that got lost, a part that is detached."""
 
-from collections import defaultdict
+import statistics
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
+
+import numpy as np
 
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
@@ -11,6 +14,7 @@ from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.series_arrays import SeriesArrays
 from trainsentry.collectors.series import ACTIVATION_GRAD_OUTPUT, ACTIVATION_OUTPUT, Series
+from trainsentry.collectors.statistics import NORM
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as a gradient that does not come is no estimate."""
@@ -28,6 +32,11 @@ HAD_BEFORE: Final = 12
 
 FEWEST: Final = 2
 """Samples in a row without a gradient, however many had it: a batch may have no example of a task."""
+
+RECENT: Final = 8
+FADED: Final = 0.35
+"""Newest gradients that are remembered, and the share of their middle norm below which the last one had faded: a weight
+that a schedule takes to zero, the last of eight being a quarter of the middle one where it falls by a line."""
 
 SEVERAL: Final = 2
 """Outputs of a module of which some get a gradient where one does not."""
@@ -47,9 +56,11 @@ class _Gradient:
     longest: int = 0
     since: int = -1
     newest: int = -1
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def comes(self, step: int) -> None:
+    def comes(self, step: int, norm: float) -> None:
         """Take in a sample that has the gradient."""
+        self.norms.append(norm)
         self.longest = max(self.longest, self.gone)
         self.had_not, self.gone = self.had_not + self.gone, 0
         self.had, self.newest = self.had + 1, step
@@ -64,6 +75,8 @@ class _Gradient:
     def _is_no_chance(self) -> bool:
         share = (self.had_not + 1) / (self.had + self.had_not + 2)
         least = max(FEWEST, LONGER * self.longest)
+        if self.norms and self.norms[-1] < FADED * statistics.median(self.norms):
+            return False
         return self.had >= HAD_BEFORE and self.gone >= least and share**self.gone < CHANCE
 
 
@@ -73,12 +86,13 @@ class LostGradientRule(Rule):
     Only an output whose module gives it out as before, and whose other outputs still get gradients, counts: then the
     backward pass comes to the module, and nothing comes from what was made of this output. Where a module gets no
     gradient at all, its parameters tell of it. A declared change, and a return to an earlier step, begin anew. A step
-    is judged when the next one begins.
+    is judged when the next one begins. A gradient that is exactly zero as a whole does not come: its loss has the
+    weight 0.
     """
 
     name: ClassVar[str] = "lost_gradient"
     quantities: ClassVar[frozenset[str]] = frozenset({ACTIVATION_OUTPUT, ACTIVATION_GRAD_OUTPUT, *DECLARED})
-    statistics: ClassVar[frozenset[str]] = frozenset()
+    statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._declared = arrays.shared(DeclaredChanges)
@@ -86,7 +100,8 @@ class LostGradientRule(Rule):
         self._modules: dict[tuple[int, str], dict[_Output, _Gradient]] = defaultdict(dict)
         self._with_several: dict[tuple[int, str], None] = {}  # few modules, in their order
         arrays.series.before_growth(self._note_new)
-        self._in_step = arrays.series.column(bool)
+        self._in_step, self._norm = arrays.series.column(bool), arrays.series.column(np.float64)
+        self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_GRAD_OUTPUT)
         self._step = -1
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -101,7 +116,8 @@ class LostGradientRule(Rule):
             self._in_step.values[:] = False
         if self._declared.ends_stretch(record):
             self._forget()
-        self._in_step.values[record.ids] = True
+        self._norm.values[record.ids] = record.columns[NORM]
+        self._in_step.values[record.ids] = ~self._is_gradient.values[record.where] | (record.columns[NORM] != 0)
         return found
 
     def _end_step(self) -> list[Finding]:
@@ -114,7 +130,7 @@ class LostGradientRule(Rule):
                 continue
             for output, gradient in outputs.items():
                 if came[gradient.series_id]:
-                    gradient.comes(self._step)
+                    gradient.comes(self._step, float(self._norm.values[gradient.series_id]))
                 elif came[self._output_of.get(output, gradient.series_id)] and gradient.is_lost(self._step):
                     lost[module].append(gradient)
         # What comes to no output of a module comes to none that is made inside it: the outer one is nearer to the loss.

@@ -330,7 +330,7 @@ class FrozenRule(Rule):
         if anomaly.statistic in _OUTSIDE:
             return f"parameter {anomaly.name} {_OUTSIDE[anomaly.statistic].format(anomaly.step)}"
         if anomaly.last_clean < 0:
-            why = ": no gradient comes to it" if anomaly.statistic == NO_GRADIENT else ""
+            why = ": no gradient comes to it, or no optimizer holds it" if anomaly.statistic == NO_GRADIENT else ""
             return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move{why}"
         if math.isnan(anomaly.value):
             reason = "although others were updated: no gradient reaches it, or no optimizer holds it any more"

@@ -118,7 +118,7 @@ class CellCalls:
         """Read the model's own inputs in a step that samples no activations."""
         self.counts.begin(named, training=records_gradients())
         if self.counts.recording and named.name in self._observed:
-            self.inputs.read(named, tensors_in_call(args, kwargs), self.counts)
+            self.inputs.read(named, tensors_in_call(args, kwargs), self.counts, sampling=False)
 
     def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.flow.entered(named.name)
@@ -134,7 +134,7 @@ class CellCalls:
             self.flow.consumed(named.name, tensor)
             self._read(named, "input", path, call, tensor)
         if not named.name:
-            self.inputs.read(named, tensors_in_call(args, kwargs), self.counts, only_large=True)
+            self.inputs.read(named, tensors_in_call(args, kwargs), self.counts, sampling=True)
         if not self._traces():
             return None
         arrived = self._arrived(named, "input", call)

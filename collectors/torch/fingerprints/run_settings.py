@@ -24,7 +24,7 @@ from trainsentry.collectors.run_settings import (
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.shared.scalar_rows import constants_of, numbers_of
-from trainsentry.collectors.torch.pass_forms import PassForm
+from trainsentry.collectors.torch.passes.pass_forms import PassForm
 from trainsentry.collectors.torch.watch import TorchWatch
 
 TORCH: Final = "torch."

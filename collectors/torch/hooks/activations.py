@@ -17,7 +17,6 @@ from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.backward_pass import in_backward
 from trainsentry.collectors.torch.hooks.compiled_activations import CompiledVisits, Site
 from trainsentry.collectors.torch.hooks.compiler import (
-    GRADIENTS_FROM,
     TRACES_GRADIENTS,
     allow_for_hooks,
     backward_is_compiled,
@@ -30,8 +29,16 @@ from trainsentry.collectors.torch.hooks.module_hooks import ModuleHooks, Switch,
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in, tensors_in_call
 from trainsentry.collectors.torch.hooks.recomputed_calls import RecomputedCalls
 from trainsentry.collectors.torch.hooks.repeated_calls import RepeatedCalls
-from trainsentry.collectors.torch.hooks.unfilled_passes import runs_on_unfilled_memory
+from trainsentry.collectors.torch.hooks.unrecorded_activations import (
+    warn_of_compiled_autograd,
+    warn_of_compiled_modules,
+    warn_of_gradients_in_graphs,
+    warn_of_old_torch,
+    warn_of_uncalled_modules,
+)
 from trainsentry.collectors.torch.operations.operation_changes import OperationChanges
+from trainsentry.collectors.torch.passes.entrances import Entrances
+from trainsentry.collectors.torch.passes.unfilled_passes import runs_on_unfilled_memory
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART = "activations"
@@ -73,6 +80,7 @@ class ActivationHooks:
         self._attached = False
         self._leaf_handles: list[RemovableHandle] = []
         self.passes = ForwardPasses(rows.table)
+        self.entrances = Entrances()
         self._recomputed = RecomputedCalls()
         self._repeated = RepeatedCalls(rows, guard, enabled=settings.recompute)
         self.operations = OperationChanges(rows, guard, enabled=settings.operations)
@@ -89,7 +97,7 @@ class ActivationHooks:
         self._left_out_before = left_out.copy()
         allow_for_hooks()
         if not stay_out_of_graphs(m.module for m in modules):
-            self._warn_untraced()
+            warn_of_old_torch(self.guard)
             return
         hooked = [m for m in modules if (m.name in observed or not m.name) and can_be_called(m.module)]
         self._repeated.choose_among(hooked)
@@ -100,6 +108,8 @@ class ActivationHooks:
     def open_step(self, *, sampling: bool, inputs: bool = False) -> None:
         """Begin a step; read activations in it if `sampling`, and the model's inputs in any case if `inputs`."""
         self.inputs.open_step(reading=inputs)
+        if self.sampling:
+            self.entrances.end_step()
         if self.sampling and (not self._inner_ran or self.flow.passes.bit_count() == 1):
             self._warn_unseen_modules()  # rarely: after sampled steps 1, 2, 4, 8, …
         self.generation += 1
@@ -156,7 +166,7 @@ class ActivationHooks:
         def stays(named: NamedModule) -> bool:
             if not keep_inlined or named.name in self.compiled:
                 return keep_inlined
-            if not named.name and not closing and self.inputs.every_step:
+            if self.entrances.is_one(named) and not closing and self.inputs.every_step:
                 return True
             if named.name in self.eager:
                 return False
@@ -168,66 +178,20 @@ class ActivationHooks:
     def _warn_unseen_modules(self) -> None:
         """Warn about modules without any recorded activation, and about gradients that this torch cannot show."""
         if self.compiled and self.backward and not TRACES_GRADIENTS:
-            self._warn_untraced_gradients()
+            warn_of_gradients_in_graphs(self.guard)
         if self._hooked_gradients and not self._gradients_came and backward_is_compiled():
-            self.guard.warn_once(
-                "gradients under compiled autograd",
-                "gradients of activations are not recorded: compiled autograd compiles the backward pass into one "
-                "graph, in which they cannot be read. Everything else is recorded.",
-            )
+            warn_of_compiled_autograd(self.guard)
         hooked = [m for m in self._hooks.modules if m.name] if self._hooks is not None else []
         if not has_compiled():
-            self._warn_uncalled_modules(hooked)
+            if self.flow.passes == 2:
+                warn_of_uncalled_modules(self.guard, hooked, self.flow.seen)
             return
         if self._inner_ran:
             inside = tuple(f"{m.name}." if m.name else "" for m in self._modules if is_compiled(m.module))
             known = self.flow.seen | self.compiled
             hooked = [m for m in hooked if f"{m.name}.".startswith(inside) and m.name not in known]
-        if not hooked:
-            return
-        fusing = sorted(left_out - self._left_out_before)
-        if fusing:
-            why = (
-                f"{', '.join(fusing)} fuses the operations of its graphs, and reading values inside them would change "
-                "the last bits of the results. collect.activations.inside_graphs: true reads them nonetheless. Inputs "
-                "and outputs of the compiled module are recorded"
-            )
-        else:
-            why = (
-                "their graphs were compiled before watch(), or after the first steps. To record them, call watch() "
-                "first, then torch.compile, then train"
-            )
-        self.guard.warn_once(
-            "activations of compiled modules",
-            f"activations of {len(hooked)} modules are not recorded, the first is {hooked[0].name!r}: {why}. Gradients "
-            "of parameters, weights, updates and optimizer state are recorded.",
-        )
-
-    def _warn_uncalled_modules(self, hooked: Sequence[NamedModule]) -> None:
-        """Warn when most modules were not called in the first two sampled steps: another model may be training."""
-        uncalled = [m for m in hooked if m.name not in self.flow.seen]
-        if self.flow.passes == 2 and len(uncalled) > len(hooked) // 2:
-            self.guard.warn_once(
-                "modules that are not called",
-                f"{len(uncalled)} of {len(hooked)} watched modules were not called in the first recorded step, the "
-                f"first is {uncalled[0].name!r}, so their activations are not recorded. If another copy or wrapper of "
-                "the model trains, give that one to watch().",
-            )
-
-    def _warn_untraced_gradients(self) -> None:
-        needed = ".".join(map(str, GRADIENTS_FROM))
-        self.guard.warn_once(
-            "gradients of compiled activations",
-            f"gradients of activations inside compiled graphs are not recorded: they need torch {needed} or later, "
-            f"this is {torch.__version__}. Everything else is recorded.",
-        )
-
-    def _warn_untraced(self) -> None:
-        self.guard.warn_once(
-            "activations",
-            f"activations are not recorded: this torch ({torch.__version__}) cannot keep hooks out of compiled graphs. "
-            "Gradients, weights, updates and optimizer state are recorded.",
-        )
+        if hooked:
+            warn_of_compiled_modules(self.guard, hooked, sorted(left_out - self._left_out_before))
 
     def note_gradient(self) -> None:
         """Note that the backward pass runs gradient hooks."""
@@ -247,7 +211,7 @@ class ActivationHooks:
         """Note that a module is entered, and read its inputs."""
         self.flow.entered(named.name)
         if not self.switch.sampling:
-            if not named.name and not in_backward():
+            if self.entrances.is_one(named) and not in_backward():
                 self._read_inputs(named, args, kwargs)
             return
         if in_backward():  # a recomputed forward may end without `leave`
@@ -258,14 +222,17 @@ class ActivationHooks:
         self._inner_ran |= bool(named.name)
         if self.passes.begins_with(named):
             self._begin_pass(named, training=torch.is_grad_enabled() and not runs_on_unfilled_memory())
+            self._note_pass(named, tensors_in_call(args, kwargs))
             first = self.passes.is_first and not changes_operations()
             self.operations.begin(named, tensors_in_call(args, kwargs), reading=first)
+        elif self.passes.recording:
+            self.entrances.note_inner(named)
         self.passes.enter()
         self.operations.enter(named)
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "input", tensors_in_call(args, kwargs))
-            if not named.name:
-                self.inputs.read(named, tensors_in_call(args, kwargs), self.passes, only_large=True)
+            if self.entrances.is_one(named):
+                self.inputs.read(named, tensors_in_call(args, kwargs), self.passes, sampling=True)
         if self.passes.recording:
             self._repeated.enter(named, args, kwargs)
         if getattr(named.module, "inplace", False):
@@ -274,8 +241,16 @@ class ActivationHooks:
     def _read_inputs(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Read the model's own inputs in a step that samples no activations."""
         self.passes.begin(named, training=torch.is_grad_enabled() and not runs_on_unfilled_memory())
+        self._note_pass(named, ())
         if self.passes.recording and named.name in self._observed:
-            self.inputs.read(named, tensors_in_call(args, kwargs), self.passes)
+            self.inputs.read(named, tensors_in_call(args, kwargs), self.passes, sampling=False)
+
+    def _note_pass(self, named: NamedModule, given: Iterable[tuple[str, Tensor]]) -> None:
+        """Note where a pass of training begins, or that one without gradients does."""
+        if not torch.is_grad_enabled():
+            self.inputs.note_without_gradients(named)
+        elif self.passes.recording:
+            self.entrances.note(named, (tensor for _, tensor in given), self.flow)
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Note that a module is left, and read its outputs."""
@@ -349,6 +324,8 @@ class ActivationHooks:
         """Begin a pass through a compiled outermost module."""
         self.compiled.add(named.name)
         self.flow.entered(named.name)
+        if not named.name:
+            self.entrances.note(named, (), self.flow)
         if self.sampling and not in_backward():
             self.guard.run(PART, lambda: self._begin_pass(named, training=True))
 

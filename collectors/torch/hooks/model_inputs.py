@@ -1,10 +1,11 @@
 """Reads the inputs of a PyTorch model, and the first samples of a large one."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from trainsentry.collectors.series import REPEATED_SAMPLES, Series
+from trainsentry.collectors.series import PASSES_WITHOUT_GRADIENTS, REPEATED_SAMPLES, Series
 from trainsentry.collectors.settings import LARGEST_INPUT
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.shared.model_inputs import ModelInputs
@@ -12,7 +13,7 @@ from trainsentry.collectors.torch.device.registry import stream_is_captured
 from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.last_batches import LastBatches
 from trainsentry.collectors.torch.hooks.repeated_rows import share_of_repeated
-from trainsentry.collectors.torch.pass_forms import PassForms
+from trainsentry.collectors.torch.passes.pass_forms import PassForms
 from trainsentry.collectors.torch.random_states import RandomStates
 from trainsentry.collectors.torch.rows.local_tensor import is_readable
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -25,6 +26,7 @@ class TorchInputs(ModelInputs):
         super().__init__(LastBatches(), every_step=every_step)
         self.rows = rows
         self._random = RandomStates(rows)
+        self._without_gradients: Counter[str] = Counter()
         self.forms = PassForms()
 
     def open_step(self, *, reading: bool) -> None:
@@ -34,9 +36,17 @@ class TorchInputs(ModelInputs):
             self._random.open_step()
         self.forms.open_step()
 
+    def note_without_gradients(self, named: NamedModule) -> None:
+        """Note that a pass without gradients begins by a module: an evaluation, or a policy that acts."""
+        self._without_gradients[named.name] += 1
+
     def _note_pass(self, named: NamedModule, given: Sequence[tuple[str, Tensor]]) -> None:
         if changes_operations():
             return
+        if self._without_gradients:
+            passes = self.rows.table.series_id(Series(PASSES_WITHOUT_GRADIENTS, PASSES_WITHOUT_GRADIENTS, scalar=True))
+            self.rows.add_scalar(passes, float(max(self._without_gradients.values())))
+            self._without_gradients.clear()
         if named.module.training:  # evaluations draw the same numbers each time, by design
             self.forms.note(named.name if not named.vpp_stage else f"stage {named.vpp_stage}", given)
             self._random.begin_pass()

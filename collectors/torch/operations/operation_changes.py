@@ -28,7 +28,7 @@ from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.operations.node_constants import MASKS, OTHER, Argument
 from trainsentry.collectors.torch.operations.pass_operations import NUMBERS_NODES, Operation, PassOperations
-from trainsentry.collectors.torch.pass_forms import switches_of
+from trainsentry.collectors.torch.passes.pass_forms import switches_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART: Final = "operations"

@@ -16,6 +16,13 @@ MOST_GROUPS: Final = 64
 """Groups of an optimizer whose numbers are read, 0.1 ms a step: some programs make a group for each parameter."""
 
 
+RATE: Final = "lr"
+OWN_UPDATES: Final = 10
+"""First updates of an optimizer after which its numbers are read again. What its own step has written, but for the
+learning rate, is its state and no option: the distances that Prodigy estimates, the weights that schedule-free
+optimizers add up."""
+
+
 def options_of(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the names and numbers of a parameter group; each number of a pair such as `betas` has a name of its own.
 
@@ -39,30 +46,50 @@ class OptionReader:
     """Appends a scalar for each option that differs from the step before; the first step appends all.
 
     Optimizers and their groups are numbered as they come. A group is known by its first parameter: loading a checkpoint
-    replaces the groups, and some wrappers show an optimizer one group at a time.
+    replaces the groups, and some wrappers show an optimizer one group at a time. Numbers that an optimizer's step
+    writes are left out, once it has.
     """
 
     def __init__(self, rows: StepRows) -> None:
         self.rows = rows
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, dict[int, _Group]]] = weakref.WeakKeyDictionary()
         self._optimizers = 0
+        self._own: weakref.WeakKeyDictionary[Optimizer, set[str]] = weakref.WeakKeyDictionary()
+        self._updates: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def read(self, optimizer: Optimizer) -> None:
         """Read the options of an optimizer."""
         if optimizer not in self._known:
             self._known[optimizer], self._optimizers = (self._optimizers, {}), self._optimizers + 1
         number, known = self._known[optimizer]
+        own = self._own.get(optimizer)
         for group in optimizer.param_groups[:MOST_GROUPS]:
             parameters = group["params"]
             key = id(parameters[0]) if parameters else 0
             place, before = known.get(key, (len(known), {}))
             now = dict(options_of(group))
+            if own:
+                now = {option: value for option, value in now.items() if option not in own}
             if now == before or place >= MOST_GROUPS:
                 continue
             known[key] = place, now
             for option, value in now.items():
                 if before.get(option) != value:
                     self._append(option_name(number, place, option), value)
+
+    def updated(self, optimizer: Optimizer) -> None:
+        """Note, after one of its first updates, which numbers the optimizer has written itself."""
+        updates = self._updates.get(optimizer, 0)
+        if updates == OWN_UPDATES or optimizer not in self._known:
+            return
+        self._updates[optimizer] = updates + 1
+        _, known = self._known[optimizer]
+        for group in optimizer.param_groups[:MOST_GROUPS]:
+            _, before = known.get(id(group["params"][0]) if group["params"] else 0, (0, {}))
+            now = dict(options_of(group))
+            own = {option for option, value in before.items() if now.get(option, value) != value and option != RATE}
+            if own:
+                self._own.setdefault(optimizer, set()).update(own)
 
     def _append(self, name: str, value: float) -> None:
         series = Series(name, name, scalar=True)

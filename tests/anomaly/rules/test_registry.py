@@ -84,6 +84,7 @@ WITHOUT_A_NUMBER = {
         "batch_rows",
         "missing_input",
         "lost_gradient",
+        "new_gradient",
         "stopped_writes",
         "operations",
     ),

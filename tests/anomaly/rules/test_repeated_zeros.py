@@ -52,6 +52,7 @@ def test_a_function_between_two_modules_shows_in_the_input_of_the_second(alone):
         lambda s: {DROP: drawn(s) if s < AT else 1.0},
         lambda s: {DROP: drawn(min(s, AT)), DATA: drawn(min(s, AT), 0.3)},  # padding
         lambda s: {GRADIENT: drawn(min(s, AT))},
+        lambda s: {DROP: drawn(s) if s < AT - 12 else (100 + max(AT - s, 0) % 3) / NUMEL},  # units have settled
         lambda s: {DROP: (100 + s % 2) / NUMEL if s < AT else 100 / NUMEL},  # one element more or less is no spread
     ],
 )
@@ -67,3 +68,11 @@ def test_batches_of_other_sizes_begin_anew(alone):
 def test_healthy_masks_of_any_size_are_quiet_for_long(alone):
     sizes = {(f"drop{n}.output.0", "activation_output"): share for n, share in enumerate((0.02, 0.1, 0.5))}
     assert run(alone, lambda s: {key: drawn(7 * s + 1, share) for key, share in sizes.items()}, range(3000)) == []
+
+
+def test_a_path_that_is_dropped_for_whole_samples_hides_one_of_a_few_numbers_by_chance(alone):
+    def dropped(step, path):
+        return np.random.default_rng([step, path]).binomial(16, 0.05 * (1 + path % 4)) * (NUMEL // 16) / NUMEL
+
+    paths = {(f"drop_path{n}.output.0", "activation_output"): n for n in range(40)}
+    assert run(alone, lambda s: {key: dropped(s, path) for key, path in paths.items()}, range(400)) == []

@@ -15,13 +15,17 @@ ANSWER, COST, OTHER = "moe.output.0", "moe.output.1", "head.output.0"
 AT = 40
 
 
-def run(alone, gradients, outputs=(ANSWER, COST, OTHER), samples=80):
-    """Return what is found; `gradients(sample)` names the outputs with a gradient in each tenth step."""
+def run(alone, gradients, outputs=(ANSWER, COST, OTHER), samples=80, cost=lambda sample: 1.0):
+    """Return what is found; `gradients(sample)` names the outputs with a gradient in each tenth step.
+
+    The gradient of the cost has the norm `cost(sample)`.
+    """
     records, found = Records(), []
     judge = alone(LostGradientRule, records.table)
     for sample in range(samples):
         rows = {(name, "activation_output"): 1.0 for name in outputs}
-        rows |= {(name, "activation_grad_output"): 1.0 for name in gradients(sample)}
+        norms = {name: cost(sample) if name == COST else 1.0 for name in gradients(sample)}
+        rows |= {(name, "activation_grad_output"): norm for name, norm in norms.items()}
         found += judge(records.step(10 * sample, rows)) + judge(records.step(10 * sample + 1, {("w", "gradient"): 1.0}))
     return [(records.table.series[f.series_id].name, f.step, f.last_clean) for f in found]
 
@@ -46,6 +50,20 @@ def test_an_output_without_its_gradient_is_told_once_by_its_first_step(alone):
 )
 def test_gradients_that_come_and_go_or_stop_together_are_nothing(alone, gradients):
     assert run(alone, gradients) == []
+
+
+def everything(_):
+    return ANSWER, COST, OTHER
+
+
+def test_a_loss_whose_weight_becomes_zero_is_lost_too(alone):
+    assert run(alone, everything, cost=lambda s: 1.0 if s < AT else 0.0) == [(COST, 10 * AT, 10 * AT - 10)]
+
+
+@pytest.mark.parametrize("fades", [lambda s: max(0.0, 1 - s / AT), lambda s: max(0.0, 1 - s / AT) ** 2])
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_a_weight_that_a_schedule_takes_to_zero_is_no_loss_of_its_own(alone, fades, is_left_out):
+    assert run(alone, lambda s: (ANSWER, OTHER) if is_left_out and s >= AT else everything(s), cost=fades) == []
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95])

@@ -71,3 +71,29 @@ def test_a_second_optimizer_has_numbers_of_its_own_and_groups_are_bounded():
     assert rates["option.0.0.lr"] == 0.1
     assert rates["option.1.0.lr"] == 0.2
     assert len(rates) == 1 + MOST_GROUPS
+
+
+def test_numbers_that_the_step_of_an_optimizer_writes_are_its_state_and_no_options():
+    class Estimating(torch.optim.SGD):
+        """Estimates a distance, as Prodigy does, and sets its rate by it."""
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["distance"] = group.get("distance", 1.0) * 1.5
+                group["lr"] = group["distance"] * 1e-3
+            return super().step(closure)
+
+    options, new = reader()
+    sgd = Estimating(groups(), lr=1e-3)
+    for group in sgd.param_groups:
+        group["distance"], group["mine"] = 1.0, 7.0
+    options.read(sgd)
+    new()
+    found = set()
+    for step in range(4):
+        sgd.step()
+        options.updated(sgd)
+        sgd.param_groups[0]["mine"] = float(step)  # by the loop
+        options.read(sgd)
+        found |= set(new())
+    assert found == {"option.0.0.lr", "option.0.1.lr", "option.0.0.mine"}
