@@ -1,5 +1,7 @@
 """A tensor that should move and does not: a batch given again and again, a gradient or a state that is a copy."""
 
+import math
+from collections import defaultdict, deque
 from typing import ClassVar, Final
 
 import numpy as np
@@ -38,6 +40,12 @@ steps on, and then twice its longest repetition counts."""
 MASK_REPEATS: Final = 8
 """The same for an input of two values, such as a mask: as many elements are hidden in a few batches by chance."""
 
+RECENT: Final = 8
+CHANCE: Final = 1e-7
+"""Batches of an input to which a new one is compared, and the probability below which one that repeats is no chance. A
+few labels of a few classes have the same sums again and again: where new batches equal earlier ones, their share says
+how many repetitions chance makes."""
+
 GRADIENT_REPEATS: Final = 1
 MANY_ELEMENTS: Final = 64
 """The same for a gradient of so many elements beside others that move: weights move at each update, so no batch gives
@@ -71,6 +79,27 @@ _TOLD: Final = -(2**30)
 
 _OTHER, _GRADIENT, _ACTIVATION, _STATE, _BUFFER, _INPUT = range(6)
 _REPEATS: Final = np.array([REPEATS, GRADIENT_REPEATS, REPEATS, REPEATS, BUFFER_REPEATS, REPEATS])
+
+
+class _Batches:
+    """Prints of an input's newest batches that differ, and how often a new one was among them."""
+
+    def __init__(self) -> None:
+        self._newest: deque[int] = deque(maxlen=RECENT)
+        self._seen = self._again = 0
+
+    def note(self, fingerprint: int) -> None:
+        """Take in a batch that is another than the one before."""
+        self._seen += 1
+        self._again += fingerprint in self._newest
+        self._newest.append(fingerprint)
+
+    @property
+    def by_chance(self) -> int:
+        """Repetitions in a row that chance does not make."""
+        if not self._again:
+            return REPEATS
+        return max(REPEATS, math.ceil(math.log(CHANCE) / math.log(self._again / (RECENT * self._seen))))
 
 
 class StaleRule(Rule):
@@ -108,6 +137,7 @@ class StaleRule(Rule):
         self._had_gradient: dict[int, int] = {}
         self._adds_squares = arrays.series.column(bool, of=lambda s: s.quantity in SUMS_OF_SQUARES)
         self._squares: dict[int, float] = {}
+        self._inputs: dict[int, _Batches] = defaultdict(_Batches)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the series that have not moved for so many samples, once each."""
@@ -130,6 +160,7 @@ class StaleRule(Rule):
         inputs = rows_where(kinds == _INPUT)
         masks = inputs[_has_two_values(values[rows[inputs]], observed.numel[rows[inputs]])]
         fewest[masks] = MASK_REPEATS
+        fewest[inputs] = np.maximum(fewest[inputs], [self._inputs[i].by_chance for i in ids[inputs].tolist()])
         enough = np.maximum(fewest, 2 * self._longest.values[ids])
         suspects = (repeats == enough) & (
             self._varied.values[ids] >= np.where(kinds == _INPUT, INPUTS_BEFORE, VARIED_BEFORE)
@@ -179,6 +210,8 @@ class StaleRule(Rule):
             self._squares.pop(owner, None)
         longest[moved] = np.maximum(longest[moved], repeats[moved])
         repeats[moved] = 0
+        for place in rows_where(~same & (self._kind.values[ids] == _INPUT)).tolist():
+            self._inputs[int(ids[place])].note(int(prints[place]))
         self._varied.values[ids[~same & ~reshaped]] += 1
         self._since.values[still] = np.where(repeats[still] == 0, step, self._since.values[still])
         repeats[still] += 1

@@ -181,7 +181,7 @@ class LevelShifts:
             return told
         found = self._apart(ids, places, self._beyond(ids[places]))
         findings = [self._shift(observed, int(rows[places[i]]), found[i]) for i in sorted(found)]
-        findings = [finding for finding in findings if not loss.is_usual(finding)]
+        findings = [f for f in findings if not (loss.is_usual(f) or self._data.begins_rollout(f.step))]
         self.reset(ids[places[list(found)]])
         left = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
         return told + [finding for finding in left if finding.row not in {each.row for each in told}]

@@ -34,6 +34,9 @@ elements, such as the progress of the training, are no data."""
 MOST_FOUND: Final = 4 * LASTS // EVERY
 """Measurements of an input that are remembered: those that count for what began up to `LASTS` records ago."""
 
+SURPRISED: Final = 8
+"""Updates after a rollout in which a new level of gradients is that of the new data, where they stay apart so long."""
+
 DEPENDENT: Final = 0.4
 """Correlation of a batch's size with that of the batch before from which data are dependent: of 64 independent samples
 it is that large once in a thousand cases. Four updates that share a rollout give 0.6."""
@@ -68,7 +71,7 @@ class DataDependence:
         self._found: dict[int, deque[int]] = {}
         self._recurring: set[int] = set()
         self._is_passes = arrays.series.column(bool, of=lambda s: s.scalar and s.name == PASSES_WITHOUT_GRADIENTS)
-        self._rollouts = Rollouts()
+        self._rollouts, self._rollout_at = Rollouts(), -1
 
     @property
     def is_high(self) -> bool:
@@ -79,6 +82,10 @@ class DataDependence:
     def is_gathered(self) -> bool:
         """Whether a policy gathers the data: each phase of updates has its own, and what layers compute follows it."""
         return self._rollouts.is_gathering
+
+    def begins_rollout(self, step: int | None) -> bool:
+        """Whether a step is one of the first updates by a policy's newest data: a critic is surprised by them."""
+        return step is not None and self.is_gathered and 0 <= step - self._rollout_at < SURPRISED
 
     def was_high(self, series_id: int | None = None, ago: int = 0) -> bool:
         """Whether an input, or any without one, was dependent lately, up to so many records ago.
@@ -119,6 +126,7 @@ class DataDependence:
         """Note whether the data of these updates have a level of their own, as those of one rollout do."""
         passes = float(record.values[self._is_passes.values[record.where], VALUE].sum())
         self._rollouts.note(passes, batches)
+        self._rollout_at = record.step if passes > 0 else self._rollout_at
         if self.is_gathered:
             for series_id in batches:
                 times = self._found.setdefault(series_id, deque(maxlen=MOST_FOUND))

@@ -70,7 +70,8 @@ class Rollouts:
 
     A policy acts before its first update and between phases of many, and the data of each phase have a level of their
     own. A validation divides updates too, but the data after it are like those before. Where as many passes come before
-    the first update, a phase counts as one of other data until its first batches say that it is not.
+    the first update, a phase counts as one of other data until its first batches say that it is not; two that differed
+    show a policy for good.
     """
 
     def __init__(self) -> None:
@@ -79,12 +80,13 @@ class Rollouts:
         self._phase, self._before = Phase(), Phase()
         self._differed: deque[bool] = deque(maxlen=REMEMBERED)
         self._differs: bool | None = None
+        self._is_policy = False
 
     @property
     def is_gathering(self) -> bool:
         """Whether the data of the present phase may have a level of their own."""
-        if not self._before.length:
-            return False
+        if not self._before.length or self._is_policy:
+            return self._is_policy
         known = [*self._differed, *([] if self._differs is None else [self._differs])]
         if not self._is_like_first:
             return sum(known) > 1 and 2 * sum(known) >= len(known)
@@ -111,4 +113,5 @@ class Rollouts:
             return
         if self._differs is not None:
             self._differed.append(self._differs)
+            self._is_policy |= self._is_like_first and sum(self._differed) > 1
         self._before, self._phase, self._differs = self._phase, Phase(), None

@@ -37,8 +37,15 @@ much at each step."""
 
 _WORDS: Final = {"norm": "norm", "min": "least element", "max": "largest element"}
 
-_TRUSTS: Final = frozenset({"trust_clip", "clamp_value", "max_grad_norm", "grad_averaging"})
-"""Options of LAMB, whose updates grow with the weight."""
+_OF_ADAM: Final = {"lr", "betas.0", "betas.1", "eps", "weight_decay", "decoupled_weight_decay", "amsgrad", "maximize"}
+_OF_TORCH: Final = {"foreach", "capturable", "differentiable", "fused", "momentum_decay", "bias_correction", "step"}
+_OF_SCHEDULES: Final = {
+    *("initial_lr", "base_lr", "max_lr", "min_lr", "swa_lr", "lr_scale", "lr_mult", "lr_multiplier"),
+    *("base_momentum", "max_momentum"),
+}
+_KNOWN: Final = frozenset(_OF_ADAM | _OF_TORCH | _OF_SCHEDULES)
+"""Options of Adam and its kind, and those that schedules add. An optimizer with others scales or turns its updates
+otherwise: LAMB by the weight's size, SOAP into another basis, AdEMAMix by a second average."""
 
 _PRECISE: Final = frozenset({"float32", "float64"})
 
@@ -53,7 +60,8 @@ class DisplacementRule(Rule):
     element move by at most the sum of their largest elements, so that a sign which flips shows. An update of Adam and
     its kind is at most the rate times (1 − β₁) / √(1 − β₂), or the rate, an element (Kingma and Ba, "Adam", 2015,
     section 2.1). One of SGD is the rate times its momentum, a sum of gradients, which are sampled at every step. Decay
-    adds the rate times the decay times the weight. With other optimizers nothing is judged.
+    adds the rate times the decay times the weight. With other optimizers nothing is judged, nor where a group has
+    options that these have not.
 
     Several weights at once are somebody's intention, as in `WeightContinuityRule`, which is exact but needs weights and
     updates at every step.
@@ -163,7 +171,7 @@ class DisplacementRule(Rule):
         """Return the bound of one update by a group of parameters, for all parameters; NaN where there is none."""
         rate, weight = group["lr"], np.nan_to_num(self._weight.values)
         decay = group.get("weight_decay", 0.0) * weight
-        if _TRUSTS & group.keys():
+        if "betas.0" in group and group.keys() - _KNOWN:
             return np.full_like(weight, np.nan)
         if "betas.0" in group:
             spread = math.sqrt(max(1 - group.get("betas.1", 1.0), 0.0))

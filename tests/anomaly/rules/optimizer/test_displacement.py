@@ -7,7 +7,25 @@ from tiny_models import mlp
 import trainsentry
 from trainsentry.anomaly.rules.optimizer.displacement import DisplacementRule
 
+class Rotating(torch.optim.AdamW):
+    """Turns its updates into another basis now and then, as SOAP does: single elements get many others' updates."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=3e-2)
+        self.param_groups[0]["precondition_frequency"] = 10
+        self.updates = 0
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.updates += 1
+        if self.updates == 83:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0][0, 0] += 2.0
+        return loss
+
+
 OPTIMIZERS = {
+    "rotating": Rotating,
     "Adam": lambda p: torch.optim.Adam(p, lr=3e-2, weight_decay=0.1),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-2, betas=(0.9, 0.95), weight_decay=1.0),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=3e-2),
