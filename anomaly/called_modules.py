@@ -46,6 +46,17 @@ class CalledModules:
         number = self._number.get(series.module, len(self._ever.values))
         return not self.knows_any or (number < len(self._ever.values) and bool(self._ever.values[number]))
 
+    def never(self, series: Series) -> bool:
+        """Whether no call of the module that owns a series, or of one above it, was sampled, though others were."""
+        name, ever = series.module, self._ever.values
+        while True:
+            number = self._number.get(name, len(ever))
+            if number < len(ever) and ever[number]:
+                return False
+            if not name:
+                return self.knows_any
+            name = name.rpartition(".")[0]
+
     def begin_step(self) -> None:
         """Begin the next step."""
         if self._called.values.any():

@@ -163,6 +163,8 @@ class OutlierDetector:
             self._data.is_gathered
         ):  # what layers compute tells of what the policy met, and every rollout is another level
             judged &= ~observed.facts.activation[record.where]
+            if self._data.begins_rollout(record.step):
+                judged &= ~observed.facts.backward[record.where]
             self.scoring.reset_drift(record.ids)
             self._input_level.reset()
         observed = replace(observed, judged=judged, excused=observed.excused | resting)

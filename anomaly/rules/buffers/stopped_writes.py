@@ -23,7 +23,8 @@ class StoppedWritesRule(Rule):
     """Judges `stopped_writes` by the next step whose activations are sampled.
 
     Where the module that holds the tensor is called no more, as a teacher or a head that is trained for a while, it
-    rests by right; where no activation shows that it is called, nothing is said.
+    rests by right. A copy that keeps averages, for evaluations, is never called while the model trains, and was written
+    all the same.
     """
 
     name: ClassVar[str] = "stopped_writes"
@@ -57,7 +58,7 @@ class StoppedWritesRule(Rule):
         found = []
         for series_id, since in self._due.items():
             series = observed.table.series[series_id]
-            if self._called.was_called(series) is True:
+            if self._called.was_called(series) is True or self._called.never(series):
                 name = series.name.removeprefix(f"{STOPPED_WRITES}.")
                 quantity = PARAMETER if name in self._parameters else BUFFER
                 clean = max(since - BETWEEN_LOOKS, -1)
@@ -72,6 +73,6 @@ class StoppedWritesRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return since when the tensor is not kept up to date."""
         return (
-            f"{subject} is not updated any more since step {anomaly.step}, although its module is used: what wrote to "
-            "it again and again until then, its optimizer or other code, does so no more"
+            f"{subject} is not updated any more since step {anomaly.step}: what wrote to it again and again until "
+            "then, its optimizer or other code, does so no more, and nothing else shows that it may rest"
         )

@@ -105,6 +105,7 @@ class StoppedTensors:
 
     That are buffers, and parameters that require no gradient, in which averages of others are kept. torch counts writes
     in a tensor's version, except those of its own batch norm and those of compiled code, beside which nothing is noted.
+    A copy that averages weights is in evaluation mode all along; what was written in training mode rests without it.
     """
 
     def __init__(self, rows: StepRows, names: ModelNames) -> None:
@@ -114,6 +115,7 @@ class StoppedTensors:
         self._updates = self._looked_at = 0
         self._places: list[tuple[nn.Module, str, str, dict[str, Any]]] = []  # a module may replace what it holds
         self._are_switches: list[bool] = []
+        self._trained: list[bool] = []  # whether their modules were in training mode when they were written
         self._marks: list[_Mark | None] = []
         self._stopped = StoppedWrites(0, STOPPED)
 
@@ -130,9 +132,11 @@ class StoppedTensors:
             return
         writes = [int(_is_written(mark, then)) for mark, then in zip(marks, before, strict=True)]
         looked_at, self._looked_at = self._looked_at, step
+        for i in (i for i, count in enumerate(writes) if count):
+            self._trained[i] = self._places[i][0].training
         for place, since in self._stopped.after(writes, looked_at + 1, self._are_switches).items():
             module, path, own, _ = self._places[place]
-            if module.training:
+            if module.training or not self._trained[place]:  # a norm, or a code book, that is frozen rests by design
                 self._append(f"{path}.{own}" if path else own, path, step - since)
 
     def _begin(self) -> None:
@@ -141,6 +145,7 @@ class StoppedTensors:
         held = [(named, d) for named in self.names.modules for d in (named.module._buffers, named.module._parameters)]
         kept = [(named, own, d) for named, d in held for own, tensor in d.items() if _is_kept(tensor)][:MOST]
         self._places = [(named.module, named.name, own, d) for named, own, d in kept]
+        self._trained = [named.module.training for named, _, _ in kept]
         self._are_switches = [d[own].numel() == 1 for _, own, d in kept]
         self._stopped = StoppedWrites(len(kept), STOPPED)
 

@@ -101,6 +101,28 @@ def test_an_average_of_weights_that_nobody_keeps_up_to_date(tmp_path, lost):
     assert f"and step {step} on rank 0: parameter {name} is not updated any more since" in said[0]
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_copy_for_evaluations_is_kept_up_to_date_though_nothing_calls_it(tmp_path, lost):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, _: 0.9 * old + 0.1 * new)
+    average.eval().requires_grad_(requires_grad=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    config = {"output_dir": str(tmp_path), "collect": {"activations": {"every": 5}}}
+    with trainsentry.TrainMonitor(config).watch([model, average], optimizer) as monitor:
+        for step in range(STEPS):
+            x = torch.randn(16, 8)
+            loss = mse_loss(model(x), x[:, :4])
+            optimizer.zero_grad()
+            loss.backward()
+            monitor.log(loss=loss.detach())
+            optimizer.step()
+            if step < AT or not lost:
+                average.update_parameters(model)
+    told = [(i.quantity, AT <= i.step <= AT + 9) for i in monitor.incidents]
+    assert told == ([("parameter", True)] if lost else [])
+
+
 def test_a_code_book_that_is_not_updated_any_more(tmp_path):
     torch.manual_seed(0)
     model = CodeBook()

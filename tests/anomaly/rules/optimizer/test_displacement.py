@@ -7,6 +7,7 @@ from tiny_models import mlp
 import trainsentry
 from trainsentry.anomaly.rules.optimizer.displacement import DisplacementRule
 
+
 class Rotating(torch.optim.AdamW):
     """Turns its updates into another basis now and then, as SOAP does: single elements get many others' updates."""
 

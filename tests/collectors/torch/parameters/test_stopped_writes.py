@@ -85,10 +85,16 @@ class Kept(nn.Module):
         self.weight = nn.Parameter(torch.zeros(4))
 
 
-def told(change, updates=LOOK_EVERY * (WRITTEN_BEFORE + STOPPED + 8), at=LOOK_EVERY * (WRITTEN_BEFORE + 4)):
+def told(
+    change,
+    begins=lambda module: None,
+    updates=LOOK_EVERY * (WRITTEN_BEFORE + STOPPED + 8),
+    at=LOOK_EVERY * (WRITTEN_BEFORE + 4),
+):
     """Return what is told of a module whose buffer and average are written until a step, with the updates since."""
     module, rows, names = Kept(), StepRows(SeriesTable(), 0.0), ModelNames()
     names.add([nn.ModuleDict({"kept": module})], [])
+    begins(module)
     kept, found = StoppedTensors(rows, names), {}
     for update in range(updates):
         with torch.no_grad():
@@ -114,6 +120,10 @@ def test_a_buffer_that_is_made_anew_at_each_update_is_written_though_it_lies_whe
         kept.read(update)
         found |= told_by(rows)
     assert "stopped_writes.mean" not in found
+
+
+def test_a_copy_in_evaluation_mode_all_along_does_not_rest_by_its_mode():
+    assert {name.rpartition(".")[2] for name in told(lambda module: None, begins=nn.Module.eval)} == {"mean", "average"}
 
 
 @pytest.fixture(autouse=True)
