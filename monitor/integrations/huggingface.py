@@ -1,8 +1,9 @@
 """A callback for the Trainer of Hugging Face transformers, and for trainers that derive from it (trl, peft)."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -13,13 +14,19 @@ from trainsentry.exporters.files.foreign_files import InputError, read_object
 from trainsentry.exporters.files.json_files import replace_json
 from trainsentry.monitor.integrations.callback_monitor import CallbackMonitor, ConfigSource
 
+LOG_DIGITS: Final = 4
+"""Digits to which older Trainers round the loss of their log; a rounded one is no second look at it."""
+
+NOT_OF_TRAINING: Final = re.compile(r"epoch|learning_rate|eval_|train_|num_|total_|.*(_time|runtime|_per_second)$")
+"""Names in the Trainer's log of what is no number of a training step: evaluations, counters, rates and times."""
+
 
 class HFCallback(TrainerCallback):  # type: ignore[misc] # read without its types
     """Watches `Trainer.train()`: steps, loss, gradient norm, checkpoints, incidents and stops.
 
     >>> Trainer(model, arguments, callbacks=[HFCallback({"on_incident": {"stop": True}})])  # doctest: +SKIP
 
-    The loss of each micro-batch is taken from the model's output, the gradient norm from the Trainer's log. A
+    The loss of each micro-batch is taken from the model's output, other numbers from the Trainer's log. A
     checkpoint gets a file with the detectors' state, and `resume_from_checkpoint` goes on with it. A stop sets
     `control.should_training_stop` at the end of its step; `stopped` then says why. `monitor` is the `TrainMonitor`
     while it trains, and `incidents` is what it has found, after the training too. Incidents stand in the Trainer's
@@ -74,11 +81,19 @@ class HFCallback(TrainerCallback):  # type: ignore[misc] # read without its type
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Take the gradient norm, and the loss where the model's output has none; add the number of incidents."""
+        """Take the numbers of the training, and add the number of incidents.
+
+        The Trainer's loss is `loss` where the model's output has none, and else `trainer_loss`: trl computes losses of
+        its own from the logits.
+        """
         if logs is None:
             return
-        names = ("grad_norm",) if self._logged_loss else ("grad_norm", "loss")
-        self._callback.log(**{name: float(logs[name]) for name in names if name in logs})
+        numbers = {name: float(value) for name, value in logs.items() if _is_of_training(name, value)}
+        if self._logged_loss and "loss" in numbers:
+            loss = numbers.pop("loss")
+            if loss != round(loss, LOG_DIGITS):
+                numbers["trainer_loss"] = loss
+        self._callback.log(**numbers)
         if self._incidents:
             logs["trainsentry_incidents"] = self._incidents
 
@@ -111,6 +126,10 @@ class HFCallback(TrainerCallback):  # type: ignore[misc] # read without its type
         if self._loss_hook is not None:
             self._loss_hook.remove()
             self._loss_hook = None
+
+
+def _is_of_training(name: str, value: Any) -> bool:
+    return isinstance(value, (int, float)) and not NOT_OF_TRAINING.match(name)
 
 
 def _checkpoint(args: Any, state: Any) -> Path:

@@ -83,6 +83,31 @@ def test_steps_losses_and_gradients_are_recorded_and_training_is_the_same_to_the
     assert (numbers.name == "grad_norm").any()
 
 
+class Preferring(transformers.Trainer):
+    """Makes a loss of its own from the logits, and adds numbers to the log, as trl does."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = outputs.logits.square().mean()
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, *args, **kwargs):
+        super().log(logs | {"rewards/margins": 0.5 + self.state.global_step, "num_tokens": 7.0}, *args, **kwargs)
+
+
+def test_the_loss_that_a_trainer_computes_itself_and_the_numbers_of_its_log_are_recorded(out, tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers, "Trainer", Preferring)
+    training = trainer(tmp_path / "trainer", callback(out))
+    training.train()
+    numbers = scalars(out)
+    logged = [line["loss"] for line in training.state.log_history if "loss" in line]
+    own = numbers[numbers.name == "trainer_loss"]
+    assert dict(zip(own.step, own.value, strict=True)) == pytest.approx(dict(enumerate(logged[:-1], 1)))
+    assert list(numbers[numbers.name == "rewards/margins"].value) == [1.5 + step for step in range(STEPS - 1)]
+    assert {"loss", "grad_norm"} <= set(numbers.name)
+    assert not {"num_tokens", "epoch", "train_runtime"} & set(numbers.name)
+
+
 def test_watch_before_train_with_no_optimizer_yet_records_every_step(out, tmp_path):
     training = trainer(tmp_path / "trainer")
     assert training.optimizer is None
