@@ -12,6 +12,7 @@ from trainsentry.anomaly.checkpoints.rule import CheckpointRule
 from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
 from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.buffers.negative_variance import NegativeVarianceRule
+from trainsentry.anomaly.rules.buffers.resting_copies import RestingCopiesRule
 from trainsentry.anomaly.rules.buffers.stopped_writes import StoppedWritesRule
 from trainsentry.anomaly.rules.clamped import ClampedRule
 from trainsentry.anomaly.rules.data.batch_rows import BatchRowsRule
@@ -102,6 +103,7 @@ _RULES: Final[list[type[Rule]]] = [
     ConstantBufferRule,
     BufferWritesRule,
     StoppedWritesRule,
+    RestingCopiesRule,
     StaleRule,
     ZeroPatternRule,
     ClampedRule,

@@ -21,6 +21,7 @@ from trainsentry.collectors.series import (
     MADE_CONSTANT,
     MOST_FROZEN,
     OPTIMIZER_RATE,
+    OUTSIDE_WRITES,
     PARAMETER,
     REPLACED,
     UNHELD,
@@ -148,6 +149,9 @@ class FrozenRule(Rule):
             self._called.begin_step()
             self._zero_gradients = set()
         self._excused |= record.skipped or self._note_rate(record)
+        self._excused |= (
+            len(self._rows_of(record, OUTSIDE_WRITES)) > 0
+        )  # averages swapped in, for a pass that learns none
         self._note_gradients(observed)
         self._note_empty(observed)
         self._called.note(record)

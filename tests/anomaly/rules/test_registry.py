@@ -86,6 +86,7 @@ WITHOUT_A_NUMBER = {
         "lost_gradient",
         "new_gradient",
         "stopped_writes",
+        "resting_copies",
         "operations",
     ),
 }
