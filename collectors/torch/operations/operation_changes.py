@@ -53,6 +53,12 @@ JUMP: Final = math.log(1.2)
 TABLES: Final = frozenset({OTHER, "indices", "index", *(name.removeprefix("_saved_") for name in MASKS)})
 """Constants that may be tables and masks, of which a few batches may have others."""
 
+SIZES: Final = frozenset({"start", "end", "length", "split_size"})
+NO_BOUND: Final = 2.0**31
+SEEN_OF_SIZES: Final = 16
+"""Names of constants that may be sizes of the data, what bounds none, and the passes alike that such a size needs: of
+the sequences in a packed batch, one or two have the greatest length."""
+
 DROPOUTS: Final = frozenset({"p", "dropout_p"})
 """Names of the share that a dropout sets to zero."""
 
@@ -301,7 +307,7 @@ def _changed_arguments(
             held = known.held.setdefault(place, _Held(values[key], known.structure.since))
             usual = held.usual
             held.varies |= value != usual and not same_shapes
-            if held.take(value, number, SEEN, LASTS_FOR_FEWER if _is_table(key, value) else LASTS):
+            if held.take(value, number, *_enough_for_argument(key, usual, value)):
                 kind = _kind_of(key, usual, value) if held.varies else PASSING
                 text = f"{'factor' if key == OTHER else key} of {_name(operations[at].name)}"
                 yield f"{text}: {_shown(key, usual)} → {_shown(key, value)}", kind, held.lasted
@@ -369,12 +375,15 @@ def _name(node: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", re.sub(r"Backward\d*$", "", node)).lower()
 
 
-def _is_table(key: str, value: Argument) -> bool:
-    return isinstance(value, tuple) and key in TABLES
+def _enough_for_argument(key: str, was: Argument, now: Argument) -> tuple[int, int]:
+    """Return the passes that a constant must have been the same before, and how many another one must last."""
+    if key in SIZES and all(isinstance(size, float) and 0 < size < NO_BOUND for size in (was, now)):
+        return SEEN_OF_SIZES, LASTS_FOR_FEWER
+    return SEEN, LASTS_FOR_FEWER if isinstance(now, tuple) and key in TABLES else LASTS
 
 
 def _shown(key: str, value: Argument) -> str:
-    if isinstance(value, tuple) and _is_table(key, value):
+    if isinstance(value, tuple) and key in TABLES:
         return _shown_table(f"_saved_{key}" in MASKS, value)
     if isinstance(value, float):
         return f"{value:.6g}"

@@ -191,6 +191,26 @@ def test_numbers_that_varied_are_no_constant_because_some_passes_had_the_same():
     assert changes(shaken, at=0) == []
 
 
+class Packed(Net):
+    """Takes as many sequences to the end as a batch has of the greatest length."""
+
+    longest, begins = 1, 0
+
+    def forward(self, x):
+        return self.second(self.first(x)[: self.longest, self.begins :]).sum()
+
+
+@pytest.mark.parametrize(("alike", "is_told"), [(8, False), (40, True)])
+def test_a_size_of_the_data_is_no_constant_after_a_few_passes_alike(monkeypatch, alike, is_told):
+    monkeypatch.setattr(f"{__name__}.Net", Packed)
+    monkeypatch.setattr(Mixer, "forward", lambda self, x: self.inner(x))
+
+    def batches(net, step):
+        net.longest = 1 if step < alike else 4
+
+    assert bool(changes(batches, passes=alike + 8, at=0)) == is_told
+
+
 def test_a_young_run_has_no_rows():
     assert changes(setting("act", torch.relu), at=4) == []
     assert changes(setting("residual", False), at=7) == []
