@@ -96,6 +96,7 @@ class Scoring:
         floor = self._negligible.floor(ids, group)
         distance[:SIZES] = _away(features, location, shared(common_distance, distance, group), floor)
         jump[:SIZES] = _away(features, newest, shared(common_jump, jump, group), floor)
+        jump[MEAN_FEATURE] = _moved_mean(jump[MEAN_FEATURE], features, newest, location)
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         learned = self._learned(rows.ids, location[0], features[0])
         score, best = self._spikes_of(rows, distance, jump, unit, scalar, learned)
@@ -294,6 +295,20 @@ class Scoring:
             for tail, key in ((self._spike_tail, "spikes"), (self._drift_tail, "drifts")):
                 if name in saved[key]:
                     tail(number).load(saved[key][name])
+
+
+def _moved_mean(jump: Floats, features: Floats, newest: Floats, location: Floats) -> Floats:
+    """Return how far means ÷ root mean squares have jumped, and no further than the means by the usual size.
+
+    An output with a free offset, as a critic's, is all offset until it glides through zero: then its mean crosses to
+    the other side within a few steps that move it little.
+    """
+    size = SIZES - 1  # of the root mean square
+    with np.errstate(over="ignore", invalid="ignore"):
+        now = features[MEAN_FEATURE] * np.exp(features[size] - location[size])
+        before = newest[MEAN_FEATURE] * np.exp(newest[size] - location[size])
+        moved: Floats = np.sign(jump) * np.fmin(np.abs(jump), np.abs(now - before))
+    return moved
 
 
 def _away(features: Floats, before: Floats, common: Floats, floor: Floats | None) -> Floats:

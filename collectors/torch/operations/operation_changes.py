@@ -377,7 +377,7 @@ def _name(node: str) -> str:
 
 def _enough_for_argument(key: str, was: Argument, now: Argument) -> tuple[int, int]:
     """Return the passes that a constant must have been the same before, and how many another one must last."""
-    if key in SIZES and all(isinstance(size, float) and 0 < size < NO_BOUND for size in (was, now)):
+    if key in SIZES and all(isinstance(size, (int, float)) and 0 < size < NO_BOUND for size in (was, now)):
         return SEEN_OF_SIZES, LASTS_FOR_FEWER
     return SEEN, LASTS_FOR_FEWER if isinstance(now, tuple) and key in TABLES else LASTS
 

@@ -7,7 +7,8 @@ from step_records import Records
 from trainsentry.anomaly.baselines.thresholds import ZEROS_JUMP
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.features import features_of
-from trainsentry.collectors.statistics import MEAN, ZEROS
+from trainsentry.collectors.series import Layout
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, ZEROS
 
 GRADIENTS = [(f"layers.{i}.weight", "gradient") for i in range(10)]
 WEIGHTS = [(f"layers.{i}.weight", "parameter") for i in range(10)]
@@ -312,3 +313,18 @@ def test_a_weight_that_stood_still_at_first_and_grows_slowly_is_no_drift_and_its
     found = alarms(sizes, 200, swing=0.0)
     assert [name for _, name in found[:1]] == ["embedding.weight"] * is_found
     assert all(150 <= step <= 152 for step, _ in found[:1])
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_the_offset_of_a_critic_glides_through_zero_and_a_sign_that_turns_is_found(turns):
+    """Its scores are all above zero at first, and all below in the end; what tells samples apart stays as it is."""
+    records = Records()
+    records.layout = records.table.layout_id(Layout((64,), "float32", 64))
+    detection, found = Detection(records.table), []
+    for step in range(140):
+        offset = 3.1 - 0.3 * max(step - 80, 0) if not turns else 3.0 if step < 100 else -3.0
+        swing = 0.15 * (1 + 0.05 * RNG.standard_normal())
+        record = records.step(step, {("critic.output.0", "activation_output"): 8 * (offset**2 + swing**2) ** 0.5})
+        record.values[0, [MIN, MAX, MEAN]] = offset - 2 * swing, offset + 2 * swing, offset
+        found += [a for a in detection.judge(record) if a.alarm and a.statistic == "mean"]
+    assert [a.step for a in found[:1]] == [100] * turns
