@@ -154,19 +154,7 @@ class OutlierDetector:
             self._levels.reset(record.ids[woken])
         self._data.note(observed)
         judged = observed.judged & ~self._changed_sign(record, scalar) & ~resting
-        if (resting & self._is_input.values[record.where]).any():  # what follows from a condition that is left out
-            judged &= ~observed.facts.activation[record.where]
-        if self._data.is_high:  # the loss, and the gradients at activations that follow it, tell of their batch then
-            facts, where = observed.facts, record.where
-            judged &= ~(scalar | (facts.backward[where] & facts.activation[where]))
-        if (
-            self._data.is_gathered
-        ):  # what layers compute tells of what the policy met, and every rollout is another level
-            judged &= ~observed.facts.activation[record.where]
-            if self._data.begins_rollout(record.step):
-                judged &= ~observed.facts.backward[record.where]
-            self.scoring.reset_drift(record.ids)
-            self._input_level.reset()
+        judged &= ~self._follows_data(observed, resting)
         observed = replace(observed, judged=judged, excused=observed.excused | resting)
         is_declared = self._known.note(record)
         if is_declared:
@@ -206,6 +194,21 @@ class OutlierDetector:
             rows=[make.of_row(row, int(in_a_row[row]), alarm=verdict.alarm) for row in rows_where(listed).tolist()],
             levels=[f for f in levels if not (verdict.alarm and listed[f.row])],
         )
+
+    def _follows_data(self, observed: Observed, resting: Mask) -> Mask:
+        """Return which rows tell of their batch, where batches depend on each other or lack a condition, shape (n,)."""
+        record, facts = observed.record, observed.facts
+        activation, backward = facts.activation[record.where], facts.backward[record.where]
+        found: Mask = np.zeros(len(record), bool)
+        if (resting & self._is_input.values[record.where]).any():  # what follows from a condition that is left out
+            found |= activation
+        if self._data.is_high:  # the loss, and the gradients at activations that follow it
+            found |= facts.scalar[record.where] | (backward & activation)
+        if self._data.is_gathered:  # each rollout has levels of its own, and surprises a critic at first
+            found |= activation | (backward & self._data.begins_rollout(record.step))
+            self.scoring.reset_drift(record.ids)
+            self._input_level.reset()
+        return found
 
     def _expect_levels(self, *, may_all_change: bool) -> None:
         """Forget levels that may change by right: all, or those that the learning rate moves."""

@@ -20,7 +20,7 @@ from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.torch.device.device import Device
 from trainsentry.collectors.torch.device.registry import available_devices, known_devices
 from trainsentry.collectors.torch.kept_tensors import KeptTensors, differing, first_difference
-from trainsentry.collectors.torch.passes.pass_conditions import (
+from trainsentry.collectors.torch.pass_conditions import (
     PassConditions,
     PassWitness,
     ignores_statistics,

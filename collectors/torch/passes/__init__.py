@@ -1,1 +1,1 @@
-"""Forward passes: where they begin, in which form and under which conditions they run."""
+"""Forward passes: where they begin, in which form they run, and whether they compute anything."""
