@@ -7,7 +7,7 @@ import numpy as np
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.rules.scalars.loss_above_start import is_loss
 from trainsentry.anomaly.series_arrays import Floats, Mask, SeriesArrays
-from trainsentry.collectors.series import GRADIENT
+from trainsentry.collectors.series import ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, GRADIENT
 from trainsentry.collectors.statistics import VALUE, ZEROS
 
 REST: Final = 1
@@ -28,6 +28,9 @@ YOUNG: Final = 32
 left out by chance."""
 
 
+_GRADIENTS: Final = frozenset({GRADIENT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT})
+
+
 class WholeZeros:
     """Follows for how many samples in a row each tensor has been zero as a whole.
 
@@ -37,7 +40,7 @@ class WholeZeros:
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
+        self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity in _GRADIENTS)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._is_loss = arrays.series.column(bool, of=is_loss)
         self._zero_for = arrays.series.column(np.int64)

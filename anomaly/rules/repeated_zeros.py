@@ -19,8 +19,7 @@ CHANGES_BEFORE: Final = 10
 """Samples whose number of zeros is another than that of the sample before, until a repetition is judged."""
 
 LEAST_SPREAD: Final = 4.0
-"""Mean difference of two samples' numbers of zeros, in elements, of all so far and of the recent ones: smaller ones
-repeat by chance too often. Units that have settled are on or off for whole batches."""
+"""Mean difference of two samples' numbers of zeros, in elements: smaller ones repeat by chance too often."""
 
 CHANCE: Final = 1e-9
 """Probability that healthy samples repeat their number of zeros so often in a row."""
@@ -39,11 +38,12 @@ LONGEST_BEFORE: Final = 1
 
 
 RECENT: Final = 8
-COLLISIONS: Final = 3.0
-TIMES_CHANCE: Final = 2.0
-"""Numbers of zeros that are remembered, and how many of a series' new ones may be among them: this many, and twice as
-many as chance makes. Where there were more, whole samples or channels are dropped, and only a few numbers occur: of 16
-images a drop path hides two, three or four."""
+"""Newest differences whose middle one must be no rarer: units that have settled are on or off for whole batches."""
+
+TIMES_CHANCE: Final = 4.0
+"""Factor within which differences are those of elements that are hidden independently, 2√(n·p·(1 − p)/π) in the mean.
+Where whole samples or channels are, they are √(their elements) times larger, and few numbers occur: of 16 images a drop
+path hides two, three or four."""
 
 
 class RepeatedZerosRule(Rule):
@@ -68,7 +68,6 @@ class RepeatedZerosRule(Rule):
         self._step, self._since = series.column(np.int64, -1), series.column(np.int64, -1)
         self._before = series.column(np.int64, -1)
         self._lately = series.column(np.float64, np.inf, shape=(RECENT,))
-        self._recent, self._collisions = series.column(np.float64, -1.0, shape=(RECENT,)), series.column(np.int64)
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the activations that have repeated their number of zeros for long enough, once for each stretch."""
@@ -94,7 +93,6 @@ class RepeatedZerosRule(Rule):
         moved, still, begins = ids[known & ~same], ids[same], ids[same & (repeats[ids] == 0)]
         self._since.values[begins] = self._step.values[begins]
         longest[moved] = np.maximum(longest[moved], repeats[moved])
-        self._note_collisions(moved, count[known & ~same])
         self._changes.values[moved] += 1
         distance = abs(count - last[ids])[known & ~same]
         self._moved.values[moved] += distance
@@ -103,23 +101,18 @@ class RepeatedZerosRule(Rule):
         repeats[still] += 1
         changed = ids[~same]
         self._before.values[changed] = self._step.values[changed]
-        self._changes.values[ids[~known]] = self._collisions.values[ids[~known]] = 0
-        self._recent.values[:, ids[~known]] = -1.0
+        self._changes.values[ids[~known]] = 0
         self._moved.values[ids[~known]] = 0.0
         last[ids], self._numel.values[ids], self._step.values[ids] = count, numel, step
 
-    def _note_collisions(self, ids: Integers, count: Floats) -> None:
-        """Note whether new numbers of zeros are among the recent ones, and remember them."""
-        recent = self._recent.values
-        self._collisions.values[ids] += (recent[:, ids] == count).any(axis=0)
-        recent[self._changes.values[ids] % RECENT, ids] = count
-
     def _needed(self, ids: Integers) -> Integers:
         """Return how many repetitions in a row chance does not make; more than there can be for a small spread."""
-        changes = np.maximum(self._changes.values[ids], 1)
-        spread = np.minimum(self._moved.values[ids] / changes, np.median(self._lately.values[:, ids], axis=0))
-        chance = changes * RECENT * EQUAL_BY_CHANCE / np.maximum(spread, LEAST_SPREAD)
-        varies = (spread >= LEAST_SPREAD) & (self._collisions.values[ids] <= COLLISIONS + TIMES_CHANCE * chance)
+        mean = self._moved.values[ids] / np.maximum(self._changes.values[ids], 1)
+        lately = np.median(self._lately.values[:, ids], axis=0)
+        spread, numel = np.minimum(mean, lately), self._numel.values[ids]
+        share = self._count.values[ids] / numel
+        chance = 2 * np.sqrt(numel * share * (1 - share) / math.pi)
+        varies = (spread >= np.maximum(LEAST_SPREAD, chance / TIMES_CHANCE)) & (mean <= TIMES_CHANCE * chance)
         equal = EQUAL_BY_CHANCE / np.maximum(spread, LEAST_SPREAD)
         needed = np.ceil(math.log(CHANCE) / np.log(equal)).astype(np.int64)
         return np.where(varies, np.maximum(needed, LEAST_REPEATS), NEVER)

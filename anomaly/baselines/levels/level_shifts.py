@@ -222,7 +222,8 @@ class LevelShifts:
             before = np.fmax(before, floor[_NORM, rows[gradients]])
         with np.errstate(invalid="ignore"):
             leap = newest[-1] - before
-        far = rows_where((leap >= LEAP) & np.isfinite(high))
+            range_of_own = high - self._range.low[_NORM, ids[gradients]]
+        far = rows_where((leap >= np.fmax(LEAP, range_of_own)) & np.isfinite(high))
         alone = (leap > LEAP_OF_OTHERS).sum() <= max(FEW_LEAPS, SHARE_OF_LEAPS * len(leap))
         if not len(far) or not alone or np.nanmedian(leap) > CALM:
             return []

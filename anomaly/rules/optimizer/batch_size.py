@@ -3,8 +3,11 @@
 import math
 from typing import Final
 
+import numpy as np
+
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
+from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series
 from trainsentry.collectors.shared.batch_rows import PART
 
@@ -31,9 +34,12 @@ class BatchSize:
         self._is_input = arrays.series.column(bool, of=_is_whole_input)
         self._step, self._elements, self._largest = -1, 0.0, 0.0
         self._grew, self._growth = -1, 1.0
+        self._pass = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.is_model_input else -1)
+        self._passes, self._more_passes_at = 0, -1
 
     def note(self, observed: Observed) -> None:
         """Take in the inputs of a record; a step may come in several."""
+        self._note_passes(observed.record)
         rows = rows_where(self._is_input.values[observed.record.where])
         if not len(rows):
             return
@@ -44,6 +50,18 @@ class BatchSize:
         self._elements += float(observed.numel[rows].sum())
         if self._elements > self._largest > 0:
             self._grew, self._growth = step, self._elements / self._largest
+
+    def _note_passes(self, record: StepRecord) -> None:
+        """Note whether a step has more micro-steps than the one before; their inputs come in its record."""
+        passes = int(self._pass.values[record.where].max(initial=-1)) + 1
+        if passes:
+            if 0 < self._passes < passes:
+                self._more_passes_at = record.step
+            self._passes = passes
+
+    def has_more_passes_since(self, step: int) -> bool:
+        """Whether a step since then had more micro-steps than the one before: a rate is often set at each of them."""
+        return self._more_passes_at >= step
 
     def explains(self, before: float, after: float, step: int) -> bool:
         """Whether a rate that rises at `step` follows a batch that has just become larger than all before it."""

@@ -11,8 +11,9 @@ from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, Pa
 from trainsentry.anomaly.rules.optimizer.residuals import ResidualBounds, Residuals, nearest
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
+from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, UPDATE, Series
-from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
+from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM
 
 BOUNDS: Final = ResidualBounds(least=1e-3, largest=0.05, learned=3)
 """Shares of the update's root mean square. An update is a difference of weights, so that weights in float32 leave 1e-5,
@@ -21,6 +22,10 @@ and more where they are rounded. A loop may rescale what the optimizer does, so 
 ROUNDING: Final = 2.0**-23
 """Share of a weight's root mean square, over the root of its elements, by which float32 moves the mean of its update:
 four deviations of what single elements are rounded by. It hides the update of a gain that hardly moves."""
+
+EQUAL: Final = 1e-2
+"""Range of a weight's elements, as a share of their root mean square, within which they are rounded alike, and nothing
+is lost in their mean: the gains of a norm that decay has moved by some units in the last place."""
 
 MOMENTUM: Final = "momentum_buffer"
 _PARTS: Final = (GRADIENT, PARAMETER, MOMENTUM)
@@ -44,7 +49,7 @@ class LinearUpdateRule(Rule):
         self._update_of = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE and not s.micro_step)
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._options = RecordedOptions(arrays)
-        self._means, self._sizes = ByParameter(len(_PARTS)), ByParameter(1)  # and the weights' root mean square
+        self._means, self._sizes = ByParameter(len(_PARTS)), ByParameter(1)  # and what rounding moves means by
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._step = -1
         self._skipped = False
@@ -68,8 +73,7 @@ class LinearUpdateRule(Rule):
                 means[part] = np.where(bad, np.nan, record.values[rows, MEAN])
                 self._means.set(self._owner.values[record.ids[rows]], means)
             if len(rows) and _PARTS[part] == PARAMETER:
-                sizes = record.values[rows, NORM] / np.sqrt(observed.numel[rows])
-                self._sizes.set(self._owner.values[record.ids[rows]], sizes[None])
+                self._sizes.set(self._owner.values[record.ids[rows]], _rounded_by(record, rows, observed.numel)[None])
         rows = rows_where(self._update_of.values[record.where] & (observed.numel >= FEW))
         return self._compare(observed, rows) if len(rows) and not self._skipped else []
 
@@ -82,7 +86,7 @@ class LinearUpdateRule(Rule):
         if not len(expected):
             return []
         expected, residuals = nearest(expected, means, rms)
-        rounding = ROUNDING * np.nan_to_num(self._sizes.get(self._owner.values[ids])[0]) / np.sqrt(observed.numel[rows])
+        rounding = np.nan_to_num(self._sizes.get(self._owner.values[ids])[0])
         with np.errstate(divide="ignore", invalid="ignore"):
             residuals = np.where(np.abs(means - expected) <= rounding, 0.0, residuals)
         return self._residuals.judge("mean", ids, rows, means, expected, residuals)
@@ -110,6 +114,14 @@ class LinearUpdateRule(Rule):
             f"the mean of {subject} is {anomaly.value:.6g} at step {anomaly.step}; gradient, momentum and learning "
             f"rate give {anomaly.expected:.6g}"
         )
+
+
+def _rounded_by(record: StepRecord, rows: Integers, numel: Floats) -> Floats:
+    """Return by how much rounding moves the mean of an update of weights, shape (n,)."""
+    size = record.values[rows, NORM] / np.sqrt(numel[rows])
+    alike = record.values[rows, MAX] - record.values[rows, MIN] <= EQUAL * size
+    found: Floats = ROUNDING * size / np.where(alike, 1.0, np.sqrt(numel[rows]))
+    return found
 
 
 def _part_of(series: Series) -> int:

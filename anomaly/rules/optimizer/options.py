@@ -141,7 +141,10 @@ class OptionRule(Rule):
         jumped = glitch(known, value, step) or self._jump(name, known, value, step)
         if jumped is not None:
             known.fell = None  # the fall itself is told
-        return jumped or anew or climbed or pace(known, value, step)
+        paced = pace(known, value, step)
+        if self._batch.has_more_passes_since(step - PACE_STEPS):  # the rate is set at each micro-step
+            paced = None
+        return jumped or anew or climbed or paced
 
     def _planned(self, name: str) -> float:
         """Return the largest rate that a group's own options name, 0 for none."""

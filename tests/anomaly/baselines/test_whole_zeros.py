@@ -42,6 +42,12 @@ def test_a_gradient_that_stays_zero_is_told_and_sooner_where_none_ever_rested(be
     assert found[0] == (100 + delay, BOX[0])
 
 
+@pytest.mark.parametrize("quantity", ["activation_grad_input", "activation_grad_output"])
+def test_gradients_at_the_activations_of_such_a_head_rest_with_it(quantity):
+    series = [(f"blocks.{i}.fc.input.0", quantity) for i in range(9)]
+    assert told(lambda step: step in {60, 90, 91, 140}, which=series[4:5], series=series) == []
+
+
 def test_gradients_that_are_all_zero_at_once_do_not_rest():
     assert told(lambda step: step >= 100, which=GRADIENTS)[0][0] == 101
 

@@ -146,6 +146,19 @@ def test_one_gradient_that_leaps_for_one_step_is_told_and_several_are_the_traini
     assert all(step == 100 and kind == "spike" for _, step, kind in alone)
 
 
+@pytest.mark.parametrize(("decades", "told"), [(0.2, True), (2.5, False)])
+def test_a_gradient_that_leaps_must_leap_further_than_its_own_range(decades, told):
+    """That of a gate which is all but shut swings over decades."""
+
+    def leap(step, records, record):
+        for row in range(9, 9 + len(GRADIENTS)):
+            swing = 10 ** (decades * np.cos(step)) if row == 11 else 1.0 + 1e-3 * (step % 5)
+            record.values[row] = records.row(swing * (40 * 10**decades if step == 100 and row == 11 else 1.0), False)
+
+    found = run(calm, change=leap, steps=101)
+    assert bool([a for a in found if a.detector == "spike" and a.quantity == "gradient"]) is told
+
+
 def test_a_few_gradients_that_move_with_all_others_are_not_told_apart():
     """A lower clipping bound makes all gradients smaller, and a steady one leaves its range first."""
 

@@ -40,6 +40,13 @@ def test_a_batch_of_more_micro_steps_is_a_larger_batch(alone):
     assert rates_told(alone, lambda step: 8, doubled(1e-3), micro_steps=doubled(2)) == []
 
 
+@pytest.mark.parametrize(("accumulates", "told"), [(True, []), (False, [32])])
+def test_a_warm_up_that_is_set_at_each_micro_step_goes_twice_as_fast_with_two_of_them(alone, accumulates, told):
+    passes = lambda step: 2 if accumulates and step >= 30 else 1  # noqa: E731
+    rate = lambda step: 1e-4 * (step + max(step - 29, 0) + 1)  # noqa: E731
+    assert rates_told(alone, lambda step: 8, rate, micro_steps=passes) == told
+
+
 @pytest.mark.parametrize(
     ("batch", "rate", "told"),
     [

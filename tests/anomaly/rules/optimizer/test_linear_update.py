@@ -5,7 +5,7 @@ import pytest
 from step_records import Records
 
 from trainsentry.anomaly.rules.optimizer.linear_update import LinearUpdateRule
-from trainsentry.collectors.statistics import MEAN, NORM
+from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM
 
 GRADIENT, WEIGHT, UPDATE = (("norm.weight", quantity) for quantity in ("gradient", "parameter", "update"))
 SGD = {"lr": 0.05, "momentum": 0.0, "dampening": 0.0, "nesterov": 0.0, "weight_decay": 0.0}
@@ -13,9 +13,12 @@ OPTIONS = {(f"option.0.0.{key}",) * 2: value for key, value in SGD.items()}
 AT = 30
 
 
-@pytest.mark.parametrize(("off", "told"), [(2.0**-28, []), (1e-6, [AT]), (0.0, [])])
-def test_a_gain_that_hardly_moves_is_rounded_and_no_more(alone, off, told):
-    """An element of 16, between a half and one, is rounded by 2^-24."""
+@pytest.mark.parametrize(
+    ("off", "range_of", "told"),
+    [(2.0**-28, 1.0, []), (1e-6, 1.0, [AT]), (0.0, 1.0, []), (2.0**-24, 0.0, []), (2.0**-24, 1.0, [AT])],
+)
+def test_a_gain_that_hardly_moves_is_rounded_and_no_more(alone, off, range_of, told):
+    """An element of 16, between a half and one, is rounded by 2^-24; all of them alike, where they are equal."""
     records, draw, found = Records(), np.random.default_rng(0), []
     rule = alone(LinearUpdateRule, records.table)
     for step in range(AT + 5):
@@ -23,6 +26,7 @@ def test_a_gain_that_hardly_moves_is_rounded_and_no_more(alone, off, told):
         record = records.step(step, {**(OPTIONS if step == 0 else {}), **sizes})
         mean = 1e-7 * float(draw.standard_normal())
         record.values[-3:, MEAN] = mean, 1.0, -0.05 * mean + (off if step == AT else 0.0)
+        record.values[-2, [MIN, MAX]] = 1.0 - range_of / 2, 1.0 + range_of / 2
         assert record.values[-2, NORM] == 4.0, "a root mean square of one"
         found += [step for _ in rule(record)]
     assert found == told

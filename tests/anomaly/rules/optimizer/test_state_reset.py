@@ -22,6 +22,15 @@ def test_squares_fall_no_faster_than_their_decay(alone, judged):
     assert [f.statistic for f in rule(record)] == ["min"], "and are not negative"
 
 
+def test_an_average_whose_decay_grows_with_its_updates_falls_fast_at_first(alone, judged):
+    """As of Adafactor, whose β is 1 − t^−0.8; nothing in its options tells it."""
+    records, size = Records(), {0: 1.0}
+    rule = alone(StateResetRule, records.table)
+    for step in range(1, 40):
+        size[step] = size[step - 1] * (1 - (step + 1) ** -0.8)
+    assert judged(rule, records, range(40), lambda s: {WEIGHT: 1.0, SQUARES: 1e6 * size[s]}) == []
+
+
 def test_squares_that_become_nan_are_not_lost(alone, judged):
     records = Records()
     rule = alone(StateResetRule, records.table)
