@@ -33,6 +33,7 @@ from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
 from trainsentry.anomaly.rules.gradients.lost_gradient import LostGradientRule
 from trainsentry.anomaly.rules.gradients.new_gradient import NewGradientRule
 from trainsentry.anomaly.rules.gradients.rows_without_gradient import RowsWithoutGradientRule
+from trainsentry.anomaly.rules.gradients.zero_gradient import ZeroGradientRule
 from trainsentry.anomaly.rules.layer_outliers import LayerOutlierRule
 from trainsentry.anomaly.rules.mode_change import ModeChangeRule
 from trainsentry.anomaly.rules.module_setting import ModuleSettingRule
@@ -89,6 +90,7 @@ _RULES: Final[list[type[Rule]]] = [
     GradientGainRule,
     LostGradientRule,
     NewGradientRule,
+    ZeroGradientRule,
     RowsWithoutGradientRule,
     LossScaleRule,
     LayerOutlierRule,

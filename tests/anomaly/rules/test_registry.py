@@ -85,6 +85,7 @@ WITHOUT_A_NUMBER = {
         "missing_input",
         "lost_gradient",
         "new_gradient",
+        "zero_gradient",
         "stopped_writes",
         "resting_copies",
         "operations",
