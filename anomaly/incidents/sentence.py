@@ -62,6 +62,9 @@ SLOW: Final = 2.0
 """Factor up to which a drift is called slow: sums of small changes are told before; what is farther away has leapt."""
 
 
+MOST_DIGITS: Final = 9
+"""Digits from which on two numbers are shown alike."""
+
 NO_SHARE: Final = 1e-6
 """Share of zeros that is none: what an average over many steps keeps of a single one."""
 
@@ -95,12 +98,12 @@ def evidence(anomaly: Anomaly, onset: int | None = None) -> str:
     if 0 <= anomaly.last_clean < (anomaly.step if onset is None else onset):
         said += f"; it was last healthy at step {anomaly.last_clean}"
     passed_on = anomaly.passed_on and anomaly.detector != ALL_AT_ONCE
-    return said + ("; its inputs were abnormal already" if passed_on else "")
+    return said + ("; what it is computed from was abnormal already" if passed_on else "")
 
 
 def _change(anomaly: Anomaly, words: str) -> str:
     """Return the sentence of the baselines, and of a user's own detector."""
-    value, expected = f"{anomaly.value:.3g}", f"{anomaly.expected:.3g}"
+    value, expected = _told_apart(anomaly.value, anomaly.expected)
     if anomaly.detector == ALL_AT_ONCE:
         group = _GROUPS.get(anomaly.quantity, anomaly.quantity)
         if anomaly.statistic == MEDIAN:
@@ -116,6 +119,19 @@ def _change(anomaly: Anomaly, words: str) -> str:
     slowly = ", and changes slowly" if anomaly.kind == DRIFT and _is_near(anomaly) else ""
     times = f"{anomaly.value / anomaly.expected:.3g} times" if anomaly.expected > 0 else "instead of"
     return f"{of}{words} is {value} at step {anomaly.step}, {times} its usual {expected}{slowly}"
+
+
+def _told_apart(value: float, expected: float) -> tuple[str, str]:
+    """Return two numbers as texts of three digits, or of as many as tell them apart.
+
+    >>> _told_apart(12.34, 1.0), _told_apart(1.0, 0.99996)
+    (('12.3', '1'), ('1', '0.99996'))
+    """
+    for digits in range(3, MOST_DIGITS):
+        texts = f"{value:.{digits}g}", f"{expected:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def _is_near(anomaly: Anomaly) -> bool:
