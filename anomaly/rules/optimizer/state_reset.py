@@ -29,7 +29,7 @@ ROUNDING: Final = 0.99
 """Share of the bound that must remain where both tell it: the norm is rounded."""
 
 YOUNG: Final = 10
-"""Samples of a state before it is judged without a known β: that of Adafactor is 1 − t^−0.8 at update t (Shazeer and
+"""Steps of a state before it is judged without a known β: that of Adafactor is 1 − t^−0.8 at update t (Shazeer and
 Stern, "Adafactor", 2018), 0.43 at the second one."""
 
 LONGEST_GAP: Final = 100
@@ -65,7 +65,7 @@ class StateResetRule(Rule):
         # At the last sample: norm, elements, step, and of squares their parameter's count of updates.
         self._norm, self._numel = arrays.series.column(np.float64), arrays.series.column(np.float64)
         self._step = arrays.series.column(np.int64)
-        self._count, self._samples = arrays.series.column(np.float64, np.nan), arrays.series.column(np.int32)
+        self._count, self._first = arrays.series.column(np.float64, np.nan), arrays.series.column(np.int64, -1)
         self._rate = arrays.series.column(np.float64)  # updates that a counter counts in a step
         self._has_option = arrays.series.column(bool, of=lambda s: s.quantity == OF_OPTION)
         self._options = RecordedOptions(arrays)
@@ -90,7 +90,8 @@ class StateResetRule(Rule):
         fallen = (norm < least) & (least > NOTHING)
         negative = record.columns[MIN, rows] < -NOTHING
         self._norm.values[ids], self._step.values[ids] = norm, record.step
-        self._samples.values[ids] += 1
+        first = self._first.values
+        first[ids] = np.where((first[ids] < 0) | (first[ids] > record.step), record.step, first[ids])
         self._numel.values[ids], self._count.values[ids] = (
             observed.numel[rows],
             self._counts.get(self._owner.values[ids])[0],
@@ -115,7 +116,7 @@ class StateResetRule(Rule):
             decay[exact] = ROUNDING * _least_share(self._least_beta, before[exact], count[exact])
         judged = (gap > 0) & (gap < LONGEST_GAP) & (numel == self._numel.values[ids])
         if not 0 < self._least_beta < 1:
-            judged &= self._samples.values[ids] >= YOUNG
+            judged &= (self._first.values[ids] >= 0) & (step - self._first.values[ids] >= YOUNG)
         found: Floats = np.where(judged, self._norm.values[ids] * decay, 0.0)
         return found
 
@@ -175,6 +176,7 @@ class StateResetRule(Rule):
         """Restore norm, step and elements of a series: state that a restart has lost is found."""
         norm, step, *numel = saved[position]
         self._norm.values[series_id], self._step.values[series_id] = norm, int(step)
+        self._first.values[series_id] = max(int(step) - YOUNG, 0)
         self._numel.values[series_id] = numel[0] if numel else 0.0  # as an earlier version saved it: not judged once
 
 
