@@ -22,7 +22,7 @@ HAD_BEFORE: Final = 50
 """Samples that must have had a gradient: heads and experts rest as a training begins."""
 
 FEWEST: Final = 9
-"""Samples in a row without one, however many had it: a head may rest for eight, as where no batch has an object of it."""
+"""Samples in a row without one, however many had it: a head may rest for eight, where no batch has an object of it."""
 
 LONGER: Final = 3
 """The same as a multiple of the longest such rest so far: tasks may come in blocks."""
