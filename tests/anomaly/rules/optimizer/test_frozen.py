@@ -57,6 +57,14 @@ def test_an_update_of_zero_is_frozen_once_and_not_where_the_gradient_is_zero_or_
     assert [f.kind for f in judged(rule, records, [51, 52, 53], {G: 1.0, U: 0.0, RATE: 1.0})] == ["frozen"]
 
 
+@pytest.mark.parametrize(("is_swapped", "kinds"), [(True, []), (False, ["frozen"])])
+def test_averages_that_are_swapped_in_for_a_last_pass_learn_nothing(is_swapped, kinds, records, rule, judged):
+    """As at the end of stochastic weight averaging, when the statistics of batch norms are taken anew."""
+    assert judged(rule, records, range(12), {G: 1.0, U: 1.0}) == []
+    swapped = {("outside_writes", "outside_writes"): 2.0} if is_swapped else {}
+    assert [f.kind for f in judged(rule, records, [12], {G: 1.0, U: 0.0, **swapped})] == kinds
+
+
 def test_an_update_that_is_missing_is_frozen_and_so_is_a_step_without_any(records, rule, judged):
     assert judged(rule, records, range(12), {U: 1.0, OTHER: 1.0, COUNT: 2.0}) == []
     [found] = judged(rule, records, range(12, 15), {OTHER: 1.0, COUNT: 1.0})
