@@ -50,6 +50,11 @@ Where a loss leaves the plateau of a guess, the first falls are small, but far b
 from one to two of its deviations below, sizes may come to rise by a factor of two in addition. The cells of a recurrent
 net grew sevenfold over 20 steps while its loss fell by a twentieth, three of its deviations."""
 
+TIMES_MOVED: Final = 2.0
+MOVES_FADE: Final = 0.97
+"""Multiple of the largest recent move of a mean between two samples that a jump of its sign takes, and the share of
+that move which is left with each sample."""
+
 WEIGHTS: Final = {SCALARS: 0.2, ACTIVATION_INPUT: 0.1}
 WEIGHT_OF_COMMON: Final = 0.1
 """Shares of the allowed false alarms for logged scalars, for the data, and for common changes: these are few series.
@@ -69,6 +74,7 @@ class Scoring:
         self._records = 0
         self._last_fallen = 0.0, 0
         self._falls: deque[tuple[float, float]] = deque(maxlen=FALLS)
+        self._mean_moves = arrays.series.column(np.float32)
         self._spikes: dict[int, ScoreTail] = {}
         self._drifts: dict[int, ScoreTail] = {}
         self.common = CommonChanges(self.groups)
@@ -96,7 +102,9 @@ class Scoring:
         floor = self._negligible.floor(ids, group)
         distance[:SIZES] = _away(features, location, shared(common_distance, distance, group), floor)
         jump[:SIZES] = _away(features, newest, shared(common_jump, jump, group), floor)
-        jump[MEAN_FEATURE] = _moved_mean(jump[MEAN_FEATURE], features, newest, location)
+        moved = _moved_mean(features, newest, location)
+        jump[MEAN_FEATURE] = np.sign(jump[MEAN_FEATURE]) * np.fmin(np.abs(jump[MEAN_FEATURE]), moved)
+        jump[MEAN_FEATURE, moved <= TIMES_MOVED * self._mean_moves.values[ids]] = 0.0
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         learned = self._learned(rows.ids, location[0], features[0])
         score, best = self._spikes_of(rows, distance, jump, unit, scalar, learned)
@@ -123,6 +131,10 @@ class Scoring:
         known = ~np.isnan(found.features).all(axis=0)
         take = healthy & ~far & known
         self._learn_step_noise(ids, found, take)
+        moved = np.where(
+            take, np.nan_to_num(_moved_mean(found.features, found.state[NEWEST], found.state[LOCATION])), 0.0
+        )
+        self._mean_moves.values[ids] = np.maximum(MOVES_FADE * self._mean_moves.values[ids], moved)
         where = self.rows.of(ids).where
         if isinstance(where, slice):  # found.state is the baseline's own
             left_out = ids[~take]
@@ -297,17 +309,17 @@ class Scoring:
                     tail(number).load(saved[key][name])
 
 
-def _moved_mean(jump: Floats, features: Floats, newest: Floats, location: Floats) -> Floats:
-    """Return how far means ÷ root mean squares have jumped, and no further than the means by the usual size.
+def _moved_mean(features: Floats, newest: Floats, location: Floats) -> Floats:
+    """Return how far means have moved since the newest sample, as shares of the usual root mean squares, shape (n,).
 
-    An output with a free offset, as a critic's, is all offset until it glides through zero: then its mean crosses to
-    the other side within a few steps that move it little.
+    An output with a free offset, as a critic's, is all offset until it glides through zero: then its mean ÷ root mean
+    square crosses to the other side within a few steps that move the mean little.
     """
     size = SIZES - 1  # of the root mean square
     with np.errstate(over="ignore", invalid="ignore"):
         now = features[MEAN_FEATURE] * np.exp(features[size] - location[size])
         before = newest[MEAN_FEATURE] * np.exp(newest[size] - location[size])
-        moved: Floats = np.sign(jump) * np.fmin(np.abs(jump), np.abs(now - before))
+        moved: Floats = np.abs(now - before)
     return moved
 
 

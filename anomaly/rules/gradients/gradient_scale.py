@@ -56,6 +56,9 @@ length, each epoch begins with short ones, whose gradients are larger."""
 LOSS_MARGIN: Final = 0.25
 """Share of the recent losses' range by which the loss of the step may lie beyond them."""
 
+AT_ONCE: Final = 0.6
+"""Least share of the change, in log units, that its first step has: what training does grows over some steps."""
+
 SAME_FACTOR: Final = 0.2
 """Most by which a fall of the loss may differ from that of all gradients, in log units: losses of batches swing."""
 
@@ -180,6 +183,7 @@ class GradientScaleRule(Rule):
         self._learn(ids, logs)
         lasting = sum((x - mean) / moved >= 1 / 2 for x in since)
         steady = lasting >= len(since) - spared and not _goes_on(since, falls=falls)
+        steady &= abs(since[0] - mean) >= AT_ONCE * abs(moved)
         if back or not steady or abs(moved) < max(LEAST_FACTOR * 0.8, DEVIATIONS * swings):
             return []
         if falls and not _fell_as_far(before[:, 2].tolist(), losses, moved):

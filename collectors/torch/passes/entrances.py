@@ -16,12 +16,13 @@ class Entrances:
 
     A policy evaluates its actions in a method of its own, and a LightningModule calls its parts. What enters these is
     the data then: tensors that no module made and that no gradient comes to. The first sampled step shows which modules
-    they are; one that is also called inside another is none, as only a sampled step tells both apart.
+    they are. One that is also called inside another is none, as only a sampled step tells both apart, nor is one that
+    also gets what another has made: a discriminator would take what its generator learns for data that change.
     """
 
     def __init__(self) -> None:
         self._found: set[tuple[str, int]] = set()
-        self._inner: set[tuple[str, int]] = set()
+        self._others: set[tuple[str, int]] = set()  # that are called inside others, or get what these make
         self._is_decided = False
 
     def is_one(self, named: NamedModule) -> bool:
@@ -33,18 +34,20 @@ class Entrances:
         if not named.name:
             self._found.clear()
             self._is_decided = True
-        elif not self._is_decided and len(self._found) < MOST and _are_data(given, flow):
+        elif not self._is_decided and not _are_data(given, flow):
+            self._others.add((named.name, named.vpp_stage))
+        elif not self._is_decided and len(self._found) < MOST:
             self._found.add((named.name, named.vpp_stage))
 
     def note_inner(self, named: NamedModule) -> None:
         """Note that a module is called inside another one."""
         if not self._is_decided:
-            self._inner.add((named.name, named.vpp_stage))
+            self._others.add((named.name, named.vpp_stage))
 
     def end_step(self) -> None:
         """Note that a sampled step has ended: what its passes began by is known."""
         if self._found and not self._is_decided:
-            self._found -= self._inner
+            self._found -= self._others
             self._is_decided = True
 
 

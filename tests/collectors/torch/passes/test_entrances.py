@@ -91,6 +91,19 @@ def test_a_part_that_is_also_called_inside_another_is_no_entrance(tmp_path):
     assert set(data(train(tmp_path, loss, policy=Shared()))) == {"input.both.0"}
 
 
+def test_a_discriminator_that_also_gets_what_a_generator_makes_has_no_data(tmp_path):
+    class Adversaries(Policy):
+        def __init__(self):
+            super().__init__()
+            self.generator = nn.Linear(4, 4)
+
+    def loss(nets, observation):
+        made = nets.generator(torch.ones(8, 4))
+        return nets.critic(observation), nets.critic(made.detach() + 0.0), nets.critic(made)
+
+    assert set(data(train(tmp_path, loss, policy=Adversaries()))) == {"input.generator.0"}
+
+
 def test_what_a_model_learns_to_give_its_parts_is_no_data(tmp_path):
     class Prompted(Policy):
         def __init__(self):
