@@ -315,19 +315,28 @@ def test_a_weight_that_stood_still_at_first_and_grows_slowly_is_no_drift_and_its
     assert all(150 <= step <= 152 for step, _ in found[:1])
 
 
-@pytest.mark.parametrize(("turns", "move"), [(False, 0.3), (False, 1.2), (True, 0.3)])
-def test_the_offset_of_a_critic_glides_through_zero_and_a_sign_that_turns_is_found(turns, move):
-    """Its scores are all above zero at first, and all below in the end; what tells samples apart stays as it is.
+def glides(step):
+    return 3.1 - 0.3 * max(step - 80, 0)
 
-    Where samples are ten steps apart, each is far from the one before.
-    """
+
+def swings(step):
+    """Return an offset that is far from the one before, where samples are ten steps apart."""
+    return 1.5 + 1.2 * np.sin(0.6 * step) if step < 100 else 1.5 - 1.1 * (step - 100)
+
+
+def turns(step):
+    return 3.0 if step < 100 else -3.0
+
+
+@pytest.mark.parametrize(("offset_at", "told"), [(glides, []), (swings, []), (turns, [100])])
+def test_the_offset_of_a_critic_glides_through_zero_and_a_sign_that_turns_is_found(offset_at, told):
+    """Its scores are all above zero at first, and all below in the end; what tells samples apart stays as it is."""
     records = Records()
     records.layout = records.table.layout_id(Layout((64,), "float32", 64))
     detection, found = Detection(records.table), []
     for step in range(140):
-        offset = 7.9 - move * max(step - 80, 0) if not turns else 3.0 if step < 100 else -3.0
-        swing = 0.15 * (1 + 0.05 * RNG.standard_normal())
+        offset, swing = offset_at(step), 0.15 * (1 + 0.05 * RNG.standard_normal())
         record = records.step(step, {("critic.output.0", "activation_output"): 8 * (offset**2 + swing**2) ** 0.5})
         record.values[0, [MIN, MAX, MEAN]] = offset - 2 * swing, offset + 2 * swing, offset
-        found += [a for a in detection.judge(record) if a.alarm and a.statistic == "mean"]
-    assert [a.step for a in found[:1]] == [100] * turns
+        found += [a for a in detection.judge(record) if a.alarm and a.statistic == "mean" and a.detector == "spike"]
+    assert [a.step for a in found[:1]] == told
