@@ -31,7 +31,8 @@ REPEATS: Final = 6
 """Times in a row that a random number must be the very one before: full float32 numbers repeat once in 10^7."""
 
 ROUNDING: Final = 1e-5
-"""Least size of the middle move, as a share of the number: a loss that has converged flips its last bits a while."""
+"""Least size of the middle one of the newest moves, as a share of the number: a loss that has converged flips its last
+bits for a while."""
 
 BOUNDS: Final = frozenset({1.0, 100.0})
 """Values at which shares end, as an accuracy that is perfect."""
@@ -79,7 +80,7 @@ class _Number:
         before = np.array(self.values)[-MOVED - REPEATS - 1 : -REPEATS]
         moves = np.diff(before)
         turns = int((moves[1:] * moves[:-1] < 0).sum())
-        if np.median(np.abs(moves)) <= ROUNDING * np.median(np.abs(before)):
+        if np.median(np.abs(moves[-TURNS:])) <= ROUNDING * np.median(np.abs(before)):
             return False
         return bool(moves.all()) and turns >= TURNS and bool((before % 1 != 0).mean() > 1 / 2)
 
