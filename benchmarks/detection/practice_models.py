@@ -126,6 +126,11 @@ class PointPolicy(nn.Module):
         inner = self.body(seen)
         return Normal(self.action(inner), 1.0), self.value(inner)[:, 0]
 
+    def evaluate(self, seen: Tensor) -> tuple[Normal, Tensor]:
+        """Return what the losses of a minibatch need."""
+        found: tuple[Normal, Tensor] = self(seen)
+        return found
+
     @torch.no_grad()
     def rollout(self, points: int = 32, steps: int = 32, discount: float = 0.97) -> list[Tensor]:
         """Return states, actions, their logarithmic densities, advantages and returns of `points` × `steps` moves."""
@@ -143,6 +148,14 @@ class PointPolicy(nn.Module):
         states, actions, densities, values, _ = (torch.cat(part) for part in zip(*seen, strict=True))
         gained = torch.cat(returns[::-1])
         return [states, actions, densities, gained - values, gained]
+
+
+class ActingPolicy(PointPolicy):
+    """Acts by a call of the model, and is trained through a method of its own that never makes one."""
+
+    def evaluate(self, seen: Tensor) -> tuple[Normal, Tensor]:
+        """Return what the model's call does, by its parts."""
+        return self.forward(seen)
 
 
 class Lion(torch.optim.Optimizer):
