@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from practice_models import PointPolicy
 from torch import Tensor, nn
 
 import trainsentry
@@ -54,3 +55,21 @@ class Training:
             nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
         optimizer.step()
         optimizer.zero_grad()
+
+
+def train_policy(run: Training, policy: PointPolicy, points: int, epochs: int, minibatches: int) -> None:
+    """Train a policy by proximal updates: epochs of shuffled minibatches of each of its rollouts."""
+    optimizer, batches = run.adam(policy, 3e-4), []
+    for _ in run.steps():
+        if not batches:
+            rollout = policy.rollout(points)
+            for _ in range(epochs):
+                batches += [
+                    [part[rows] for part in rollout] for rows in torch.randperm(len(rollout[0])).chunk(minibatches)
+                ]
+        seen, actions, densities, advantages, returns = batches.pop()
+        chosen, values = policy.evaluate(seen)
+        ratio = (chosen.log_prob(actions).sum(1) - densities).exp()
+        gain = (advantages - advantages.mean()) / advantages.std()
+        loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean() + (values - returns).square().mean() / 2
+        run.update(loss, optimizer, clip=0.5)

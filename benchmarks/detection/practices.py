@@ -42,7 +42,7 @@ from practice_models import (
     perceptron,
     sentences,
 )
-from practice_training import Training
+from practice_training import Training, train_policy
 
 MIDST: Final = 100
 """Step of a change on purpose: unless a practice says otherwise."""
@@ -307,32 +307,14 @@ def rollouts(run: Training) -> None:
         run.update((model(seen) - level * 4 * torch.sin(seen[:, :4]) - torch.randn(32, 4)).square().mean(), optimizer)
 
 
-def _train_policy(run: Training, policy: PointPolicy, points: int, epochs: int, minibatches: int) -> None:
-    """Train a policy by proximal updates: epochs of shuffled minibatches of each of its rollouts."""
-    optimizer, batches = run.adam(policy, 3e-4), []
-    for _ in run.steps():
-        if not batches:
-            rollout = policy.rollout(points)
-            for _ in range(epochs):
-                batches += [
-                    [part[rows] for part in rollout] for rows in torch.randperm(len(rollout[0])).chunk(minibatches)
-                ]
-        seen, actions, densities, advantages, returns = batches.pop()
-        chosen, values = policy.evaluate(seen)
-        ratio = (chosen.log_prob(actions).sum(1) - densities).exp()
-        gain = (advantages - advantages.mean()) / advantages.std()
-        loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean() + (values - returns).square().mean() / 2
-        run.update(loss, optimizer, clip=0.5)
-
-
 def epochs_of_rollouts(run: Training) -> None:
     """Trains by proximal updates: four epochs of eight shuffled minibatches of each rollout of a policy."""
-    _train_policy(run, PointPolicy(), points=32, epochs=4, minibatches=8)
+    train_policy(run, PointPolicy(), points=32, epochs=4, minibatches=8)
 
 
 def methods_of_a_policy(run: Training) -> None:
     """Trains a policy by ten epochs of each rollout, through a method of its own, as stable-baselines3 does."""
-    _train_policy(run, ActingPolicy(), points=8, epochs=10, minibatches=4)
+    train_policy(run, ActingPolicy(), points=8, epochs=10, minibatches=4)
 
 
 PRACTICES: Final[tuple[Practice, ...]] = (

@@ -9,6 +9,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import SHIFT, UNDERFLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
+from trainsentry.anomaly.rules.data.data_dependence import DataDependence
 from trainsentry.anomaly.rules.gradients.module_totals import ModuleTotals, StepGradients
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Columns, Floats, Integers, Mask, SeriesArrays, medians, rows_where
@@ -75,7 +76,7 @@ class GradientGainRule(Rule):
     The quotient does not depend on how large the loss is or what comes before and after the layer, so its range is
     narrow where the gradient's own is wide: noise, a factor, or growth by some percent a step, which a range of the
     gradient follows, leave it. A fall is none: a head's gain falls as fewer samples of a batch ask something of it.
-    A gradient of zero where the module got an input and a gradient is told at once. Parameters of other names than
+    Other data of a policy have other gains. A gradient of zero where the module got an input and a gradient is told at once. Parameters of other names than
     `weight` belong to modules of several layers, as an LSTM, where what is in between is not known.
     """
 
@@ -86,7 +87,7 @@ class GradientGainRule(Rule):
     statistics: ClassVar[frozenset[str]] = frozenset({"norm"})
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._totals = arrays.shared(ModuleTotals)
+        self._totals, self._data = arrays.shared(ModuleTotals), arrays.shared(DataDependence)
         self._is_large = arrays.layouts.column(bool, of=_is_large)
         series, number = arrays.series, count()
         self._is_mode = series.column(bool, of=lambda s: s.quantity.startswith(TRAINING_MODE))
@@ -110,6 +111,8 @@ class GradientGainRule(Rule):
         """Return the weights of the step before this one whose gradients are wrong; a step may have several records."""
         given = self._totals.ended_by(observed)
         found = [] if given is None else self._take(given)
+        found = [f for f in found if f.kind == UNDERFLOW or not self._data.begins_rollout(f.step)]
+        self._data.note(observed)
         if self._is_mode.values[observed.record.where].any():
             self._forget(slice(None))  # a norm in evaluation mode hands on the mean of its gradients, too
         return found
