@@ -75,9 +75,10 @@ class GradientGainRule(Rule):
 
     The quotient does not depend on how large the loss is or what comes before and after the layer, so its range is
     narrow where the gradient's own is wide: noise, a factor, or growth by some percent a step, which a range of the
-    gradient follows, leave it. A fall is none: a head's gain falls as fewer samples of a batch ask something of it.
-    Other data of a policy have other gains. A gradient of zero where the module got an input and a gradient is told at once. Parameters of other names than
-    `weight` belong to modules of several layers, as an LSTM, where what is in between is not known.
+    gradient follows, leave it. A fall is none: a head's gain falls as fewer samples of a batch ask something of it. The
+    first data of a policy's rollout have a gain of their own. A gradient of zero where the module got an input and a
+    gradient is told at once. Parameters of other names than `weight` belong to modules of several layers, as an LSTM,
+    where what is in between is not known.
     """
 
     name: ClassVar[str] = "gradient_gain"
