@@ -52,6 +52,11 @@ class LightningCallback(Callback):  # type: ignore[misc] # read without its type
         first = int(saved["step"]) if saved is not None else self._steps
         self._callback.begin(model, list(trainer.optimizers), start_step=first, state=saved)
 
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Close the monitor ahead of the last pass of stochastic weight averaging: batch norms look, nothing learns."""
+        if getattr(trainer.fit_loop, "_skip_backward", False):
+            self._callback.end()
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Judge the gradients before the update: Lightning computes them inside the optimizer's step."""
         if self._callback.monitor is not None:

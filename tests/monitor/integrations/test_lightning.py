@@ -96,6 +96,29 @@ def test_steps_and_losses_are_recorded_and_training_is_the_same_to_the_bit(out, 
     assert list(scalars[scalars.name == "loss"].groupby("step").size()) == [accumulation] * STEPS
 
 
+def test_the_part_that_a_module_calls_in_its_step_gets_the_data(out, tmp_path):
+    """Lightning calls `training_step`, and never the module itself."""
+    fit(tmp_path, Model(), callback(out))
+    inputs = pd.read_csv(out / "rank0" / "activation_input_0-999.csv")
+    assert list(inputs[inputs.name == "input.net.0"].step) == list(range(1, STEPS))
+
+
+class Normalised(Model):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def test_the_last_pass_of_weight_averaging_trains_nothing_and_is_not_watched(out, tmp_path):
+    """Lightning swaps the averages in, and takes the statistics of batch norms anew in an epoch without gradients."""
+    averaging = lightning.callbacks.StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=2)
+    watching = callback(out, collect={"updates": {"every": 1}})
+    trainer = fit(tmp_path, Normalised(), averaging, watching, max_steps=-1, max_epochs=4)
+    assert trainer.fit_loop._skip_backward is False, "it has been put back"
+    assert watching.incidents == ()
+    assert steps_of(out)[-1] == 4 * 16 - 1
+
+
 def test_several_optimizers_stepped_by_hand_make_one_step_a_batch(out, tmp_path):
     fit(tmp_path, Gan(), callback(out), max_steps=2 * STEPS)  # Lightning counts each optimizer's
     assert steps_of(out) == list(range(STEPS))
