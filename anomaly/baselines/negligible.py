@@ -8,10 +8,18 @@ from trainsentry.anomaly.baselines.baseline import LOCATION, Baseline
 from trainsentry.anomaly.baselines.series_groups import SeriesGroups
 from trainsentry.anomaly.features import SIZES
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, medians, rows_where
-from trainsentry.collectors.series import GRADIENT, GRADIENT_UNREDUCED, PARAMETER, UPDATE
+from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_INPUT,
+    ACTIVATION_GRAD_OUTPUT,
+    GRADIENT,
+    GRADIENT_UNREDUCED,
+    PARAMETER,
+    UPDATE,
+)
 
 _OF_SQUARES: Final = dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg"), 0.1)
-LEAST_SIZE: Final = {GRADIENT: 3e-5, GRADIENT_UNREDUCED: 3e-5, UPDATE: 3e-5, PARAMETER: 0.1, **_OF_SQUARES}
+_BACKWARD: Final = (GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, UPDATE)
+LEAST_SIZE: Final = {**dict.fromkeys(_BACKWARD, 3e-5), PARAMETER: 0.1, **_OF_SQUARES}
 """Size below which a tensor is negligible, as a share of the median of its group. The gradient of a bias ahead of a
 batch norm is zero by its nature; in float32 it came out at 1e-6 to 1e-5 of the median, and its update, one unit in the
 last place of the weight, at up to 2e-5. A weight that starts at zero grows by decades until it matters. An average of

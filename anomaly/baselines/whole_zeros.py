@@ -12,8 +12,9 @@ from trainsentry.collectors.statistics import VALUE, ZEROS
 
 REST: Final = 1
 USUAL_REST: Final = 8
-"""Samples in a row in which a gradient may be zero as a whole; the second for one that was so before and came back, and
-for an input. A step without a gradient harms no weight; detectors of objects have it in a batch without an object."""
+"""Samples in a row in which a gradient may be zero as a whole; the second for one that was so before and came back, for
+an input, and for a gradient inside the model, which is sampled more seldom. A step without a gradient harms no weight;
+detectors of objects have it in a batch without an object."""
 
 CHANCE: Final = 1e-6
 """Probability below which samples in a row are no chance, of an input that is left out by lot: twenty of one that is
@@ -28,7 +29,8 @@ YOUNG: Final = 32
 left out by chance."""
 
 
-_GRADIENTS: Final = frozenset({GRADIENT, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT})
+_INSIDE: Final = frozenset({ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT})
+_GRADIENTS: Final = _INSIDE | {GRADIENT}
 
 
 class WholeZeros:
@@ -41,6 +43,7 @@ class WholeZeros:
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity in _GRADIENTS)
+        self._is_inside = arrays.series.column(bool, of=lambda s: s.quantity in _INSIDE)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._is_loss = arrays.series.column(bool, of=is_loss)
         self._zero_for = arrays.series.column(np.int64)
@@ -74,7 +77,8 @@ class WholeZeros:
         if (record.values[self._is_loss.values[where], VALUE] == 0).any():
             self.resting |= gradients & (briefly | (zero & has_rested))
         elif zero[gradients].any() and zero[gradients].mean() <= MOST:
-            self.resting |= zero & gradients & (before < np.where(has_rested, USUAL_REST, REST))
+            may_rest = has_rested | self._is_inside.values[where]
+            self.resting |= zero & gradients & (before < np.where(may_rest, USUAL_REST, REST))
 
     def _longest_rest(self, where: Any) -> Floats:
         """Return for how many samples in a row each row's tensor may be zero, where they are zero by lot."""

@@ -98,11 +98,14 @@ _Beyond = tuple[int, float, float]
 
 TIMES_OTHERS: Final = 2.0
 MOST_COMMON_FALL: Final = math.log(8)
-"""A gradient has fallen with the others where it fell by less than so many times what the middle one did, in
-logarithms, and that one by less than this factor: a lower bound of clipping is a half or a quarter of the old one."""
+"""A gradient has fallen with the others where it fell by less than so many times what the middle one did, in logs,
+and that one by less than this factor: a lower bound of clipping is a half or a quarter of the old one."""
 
 OTHER_SIZE: Final = math.log(1.5)
 """Factor by which another batch may be larger or smaller than the one that was given until then."""
+
+LEAST_LEAPING: Final = math.log(1e-2)
+"""Log size to which a gradient must leap, beside the middle one: that of a gate all but shut swings far below."""
 
 _FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, "loss"})
 
@@ -207,9 +210,8 @@ class LevelShifts:
         if not self._is_input.values[ids[places]].any():
             return False
         given = ids[self._is_input.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT)]
-        if not self._range.is_constant(given).all():
-            return False
-        return not (np.abs(self._range.moved(given)[:SIZES]) > OTHER_SIZE).any()
+        is_one = self._range.is_constant(given).all()
+        return bool(is_one and not (np.abs(self._range.moved(given)[:SIZES]) > OTHER_SIZE).any())
 
     def _lone_leaps(self, observed: Observed, ids: Any, rows: Any, floor: Floats | None) -> list[Finding]:
         """Return the gradients that are larger at once than all their recent ones, where the others are calm."""
@@ -221,9 +223,9 @@ class LevelShifts:
         if floor is not None:
             before = np.fmax(before, floor[_NORM, rows[gradients]])
         with np.errstate(invalid="ignore"):
-            leap = newest[-1] - before
-            range_of_own = high - self._range.low[_NORM, ids[gradients]]
-        far = rows_where((leap >= np.fmax(LEAP, range_of_own)) & np.isfinite(high))
+            leap, own = newest[-1] - before, high - self._range.low[_NORM, ids[gradients]]
+            matters = np.isfinite(high) & (newest[-1] >= np.nanmedian(newest[-1]) + LEAST_LEAPING)
+        far = rows_where((leap >= np.fmax(LEAP, own)) & matters)
         alone = (leap > LEAP_OF_OTHERS).sum() <= max(FEW_LEAPS, SHARE_OF_LEAPS * len(leap))
         if not len(far) or not alone or np.nanmedian(leap) > CALM:
             return []
@@ -318,8 +320,7 @@ class LevelShifts:
         self, observed: Observed, row: int, beyond: _Beyond, sample: float, *, kind: str, detector: str
     ) -> Finding:
         series_id, numel = int(observed.record.ids[row]), float(observed.numel[row])
-        feature, before, score = beyond
-        divisor = float(self._divisors.values[series_id])
+        (feature, before, score), divisor = beyond, float(self._divisors.values[series_id])
         return Finding(
             series_id=series_id,
             row=row,
@@ -390,7 +391,8 @@ def _least_rises(series: Series) -> Any:
     """Return the least rise of each feature, in widths, shape (features,): infinite where it is not followed."""
     if series.scalar:
         return np.array([LEAST_OF_LOSS if series.name == "loss" else np.inf, *[np.inf] * (len(FEATURES) - 1)])
-    return np.array(LEAST.get(series.quantity, [np.inf] * len(FEATURES)))
+    makes_weight = ".parametrizations." in f".{series.module}"  # as of a spectral norm: what it gives adds up updates
+    return np.array(LEAST.get("" if makes_weight else series.quantity, [np.inf] * len(FEATURES)))
 
 
 def _least_falls(series: Series) -> Any:

@@ -159,6 +159,17 @@ def test_a_gradient_that_leaps_must_leap_further_than_its_own_range(decades, tol
     assert bool([a for a in found if a.detector == "spike" and a.quantity == "gradient"]) is told
 
 
+@pytest.mark.parametrize(("size", "told"), [(1e-7, False), (1.0, True)])
+def test_a_gradient_that_leaps_far_below_all_others_is_nothing(size, told):
+    def leap(step, records, record):
+        for row in range(9, 9 + len(GRADIENTS)):
+            own = size * 10 ** np.cos(step) if row == 11 else 1.0 + 1e-3 * (step % 5)
+            record.values[row] = records.row(own * (5e3 if step == 100 and row == 11 else 1.0), False)
+
+    found = run(calm, change=leap, steps=101)
+    assert bool([a for a in found if a.detector == "spike" and a.quantity == "gradient"]) is told
+
+
 def test_a_few_gradients_that_move_with_all_others_are_not_told_apart():
     """A lower clipping bound makes all gradients smaller, and a steady one leaves its range first."""
 
