@@ -104,7 +104,7 @@ and that one by less than this factor: a lower bound of clipping is a half or a 
 OTHER_SIZE: Final = math.log(1.5)
 """Factor by which another batch may be larger or smaller than the one that was given until then."""
 
-LEAST_LEAPING: Final = math.log(1e-2)
+LEAST_LEAPING: Final = math.log(0.1)
 """Log size to which a gradient must leap, beside the middle one: that of a gate all but shut swings far below."""
 
 _FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, "loss"})

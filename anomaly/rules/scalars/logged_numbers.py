@@ -30,7 +30,7 @@ counts go one way, and shares of small batches repeat."""
 REPEATS: Final = 6
 """Times in a row that a random number must be the very one before: full float32 numbers repeat once in 10^7."""
 
-ROUNDING: Final = 1e-5
+ROUNDING: Final = 1e-4
 """Least size of the middle one of the newest moves, as a share of the number: a loss that has converged flips its last
 bits for a while."""
 

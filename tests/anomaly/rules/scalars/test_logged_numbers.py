@@ -33,7 +33,7 @@ def test_a_random_number_that_stands_still_is_told_with_the_first_step_of_it(alo
         lambda s, noise: round(8 * min(noise / 2, 1)) / 8 if s < AT else 0.5,  # a share of eight
         lambda s, noise: float(round(100 * noise)) if s < AT else 64.0,  # a count
         lambda s, noise: -0.7557 * (1 + 1e-7 * (noise if s < AT else 1)),  # it has converged, but for the last bits
-        lambda s, noise: -0.7557 * (1 + (1e-7 if s > 60 else 0.1) * (noise if s < AT else 1)),  # soon after it moved
+        lambda s, noise: -0.7557 * (1 + (2e-5 if s > 60 else 0.1) * (noise if s < AT else 1)),  # soon after it moved
         lambda s, noise: 0.5 if AT <= s < AT + REPEATS else noise,  # a few alike
     ],
 )
