@@ -1,5 +1,6 @@
 """Series, each a quantity over time, and the table that numbers them."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -108,6 +109,9 @@ has made it without one, as a table of positions; no optimizer holds it; its opt
 UNHELD_UPDATES = 8
 """Updates at which a parameter has had a gradient, and no optimizer that held it, as its row comes: an optimizer of its
 own may step more seldom than others, and is known from its first step on."""
+
+NO_OPTION = -math.inf
+"""The value of an option's row where it has turned out to be the optimizer's own state."""
 
 OUTSIDE_WRITES = "outside_writes"
 """Prefix of `outside_writes.<parameter>`, the scalar, 1, of a weight that something else than its optimizer's update

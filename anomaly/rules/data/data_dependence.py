@@ -145,7 +145,8 @@ class DataDependence:
         """Return the count of records, and the sizes of inputs and when they were dependent, by their positions."""
         sizes = {str(i): list(each) for i, each in self._sizes.items() if i < size}
         dependent = {str(i): list(times) for i, times in self._found.items() if i < size}
-        return {"records": self._taken, "sizes": sizes, "dependent": dependent}
+        rollouts = self._rollouts.saved()
+        return {"records": self._taken, "sizes": sizes, "dependent": dependent, "rollouts": rollouts}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore the count of records, and forget all series."""
@@ -153,6 +154,9 @@ class DataDependence:
         self._sizes.clear()
         self._found.clear()
         self._recurring.clear()
+        self._rollouts, self._rollout_at = Rollouts(), -1
+        if "rollouts" in saved:
+            self._rollouts.load(saved["rollouts"])
 
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Restore a series from `position` of the saved ones."""

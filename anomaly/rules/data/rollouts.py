@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 LEAST: Final = 8
@@ -22,7 +22,11 @@ REMEMBERED: Final = 4
 """Phases whose difference from the one before is remembered; half of them must differ."""
 
 PROVEN: Final = 3
-"""Phases in a row like the one before that show a validation; the first rollouts of a policy may be alike too."""
+"""Phases in a row like the one before that show a validation, and of the last four those with other data that show the
+contrary then; the first rollouts of a policy may be alike too."""
+
+FOR_GOOD: Final = 8
+"""Phases in a row like the one before after which a policy has settled, or was none."""
 
 
 Batches = Mapping[int, tuple[float, ...]]
@@ -70,17 +74,18 @@ class Rollouts:
 
     A policy acts before its first update and between phases of many, and the data of each phase have a level of their
     own. A validation divides updates too, but the data after it are like those before. Where as many passes come before
-    the first update, a phase counts as one of other data until its first batches say that it is not; two that differed
-    show a policy for good.
+    the first update, a phase counts as one of other data until its first batches say that it is not; two that differed,
+    from both before them, show a policy until it settles.
     """
 
     def __init__(self) -> None:
         self._first = 0.0
         self._is_like_first = False
-        self._phase, self._before = Phase(), Phase()
+        self._phase, self._before, self._earlier = Phase(), Phase(), Phase()
         self._differed: deque[bool] = deque(maxlen=REMEMBERED)
         self._differs: bool | None = None
-        self._is_policy = False
+        self._is_policy = self._is_validation = False
+        self._alike = 0  # phases in a row
 
     @property
     def is_gathering(self) -> bool:
@@ -88,6 +93,8 @@ class Rollouts:
         if not self._before.length or self._is_policy:
             return self._is_policy
         known = [*self._differed, *([] if self._differs is None else [self._differs])]
+        if self._is_validation:
+            return sum(known) >= PROVEN
         if not self._is_like_first:
             return sum(known) > 1 and 2 * sum(known) >= len(known)
         if self._differs is None:
@@ -100,18 +107,31 @@ class Rollouts:
             self._begin(passes)
         self._phase.add(batches)
         if self._before.length and not self._differs and self._phase.length % LEAST == 0:
-            self._differs = self._phase.is_apart(self._before)
+            others = [phase for phase in (self._before, self._earlier) if phase.length]
+            self._differs = all(self._phase.is_apart(other) for other in others)
 
     def _begin(self, passes: float) -> None:
         if not self._phase.length and not self._before.length:
-            self._first = passes
+            self._first = self._first or passes
             return
         self._is_like_first = self._first / ALIKE <= passes <= self._first * ALIKE
         if self._phase.length < LEAST:  # too short for a level: what it had is no past of the next one
-            self._before, self._phase, self._differs = Phase(), Phase(), None
+            self._earlier, self._before, self._phase, self._differs = Phase(), Phase(), Phase(), None
             self._differed.clear()
             return
         if self._differs is not None:
             self._differed.append(self._differs)
-            self._is_policy |= self._is_like_first and sum(self._differed) > 1
-        self._before, self._phase, self._differs = self._phase, Phase(), None
+            self._alike = 0 if self._differs else self._alike + 1
+            self._is_validation = self._alike >= PROVEN or (self._is_validation and sum(self._differed) < PROVEN)
+            self._is_policy |= self._is_like_first and sum(self._differed) > 1 and not self._is_validation
+            self._is_policy &= self._alike < FOR_GOOD
+        self._earlier, self._before, self._phase, self._differs = self._before, self._phase, Phase(), None
+
+    def saved(self) -> list[float]:
+        """Return what is known of the run: the passes before its first update, and what its phases have shown."""
+        return [self._first, float(self._is_like_first), float(self._is_policy), float(self._is_validation)]
+
+    def load(self, saved: Sequence[float]) -> None:
+        """Restore what was known; the phases begin anew."""
+        self._first = float(saved[0])
+        self._is_like_first, self._is_policy, self._is_validation = (bool(known) for known in saved[1:4])

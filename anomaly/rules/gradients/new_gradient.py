@@ -25,6 +25,9 @@ NONE_BEFORE: Final = 15
 COMES: Final = 3
 """Samples in a row with it: a loss on one batch in a hundred is no path that is open."""
 
+SEVERAL: Final = 2
+"""Outputs of a module of which some get a gradient where one does not."""
+
 _Place = tuple[int, str]
 """A part of a pipeline, and the name of a module or an output."""
 
@@ -39,6 +42,7 @@ class _Output:
     comes: int = 0
     since: int = -1
     before: int = -1
+    is_thawed: bool = False
 
 
 class NewGradientRule(Rule):
@@ -57,6 +61,7 @@ class NewGradientRule(Rule):
         self._declared = arrays.shared(DeclaredChanges)
         self._outputs: dict[_Place, _Output] = {}
         self._modules: dict[_Place, list[_Output]] = defaultdict(list)
+        self._with_several: list[list[_Output]] = []
         arrays.series.before_growth(self._note_new)
         self._in_step, self._had_gradient = arrays.series.column(bool), arrays.series.column(bool)
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
@@ -86,8 +91,8 @@ class NewGradientRule(Rule):
     def _end_step(self) -> list[Finding]:
         """Take in the step that has ended."""
         came, found = self._in_step.values, []
-        for outputs in self._modules.values():
-            if len(outputs) < 2 or not any(o.gradient_id >= 0 and came[o.gradient_id] for o in outputs):
+        for outputs in self._with_several:
+            if not any(o.gradient_id >= 0 and came[o.gradient_id] for o in outputs):
                 continue
             for output in outputs:
                 if not came[output.series_id]:
@@ -105,8 +110,9 @@ class NewGradientRule(Rule):
             return False
         if not output.comes:
             output.since = self._step
+            output.is_thawed = output.before < self._first_gradient_at <= self._step
         output.comes += 1
-        return output.comes == COMES and not output.before < self._first_gradient_at <= output.since
+        return output.comes == COMES and not output.is_thawed
 
     def _outputs_begin_anew(self) -> None:
         for output in self._outputs.values():
@@ -124,7 +130,10 @@ class NewGradientRule(Rule):
             place = series.vpp_stage, series.name
             if series.quantity == ACTIVATION_OUTPUT:
                 self._outputs[place] = _Output(i)
-                self._modules[series.vpp_stage, series.module].append(self._outputs[place])
+                outputs = self._modules[series.vpp_stage, series.module]
+                outputs.append(self._outputs[place])
+                if len(outputs) == SEVERAL:
+                    self._with_several.append(outputs)
             elif series.quantity == ACTIVATION_GRAD_OUTPUT and place in self._outputs:
                 self._outputs[place].gradient_id = i
 

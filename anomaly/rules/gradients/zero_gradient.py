@@ -44,7 +44,7 @@ class ZeroGradientRule(Rule):
     """Counts for how many samples in a row each parameter's gradient has been exactly zero.
 
     Where decay or momentum go on, its updates are not zero and say nothing. A module that is called no more rests by
-    right, and a declared change begins anew.
+    right: the next step that shows which are called decides. A declared change begins anew.
     """
 
     name: ClassVar[str] = "zero_gradient"
@@ -60,38 +60,50 @@ class ZeroGradientRule(Rule):
         self._since, self._before = series.column(np.int64, -1), series.column(np.int64, -1)
         self._norms = series.column(np.float64, np.nan, shape=(RECENT,))
         self._told = series.column(bool)
+        self._due: set[int] = set()
         self._step = -1
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the gradients that have been zero for long enough, once for each stretch."""
         record = observed.record
+        found: list[Finding] = []
         if record.step < self._step or self._declared.ends_stretch(record):
             for column in (self._had, self._had_not, self._gone, self._longest):
                 column.values[:] = 0
             self._told.values[:] = False
+            self._due.clear()
         if record.step != self._step:
+            found = self._end_step(observed)
             self._called.begin_step()
             self._step = record.step
         self._called.note(record)
         rows = rows_where(self._is_gradient.values[record.where] & ~observed.excused)
         if not len(rows) or record.skipped:
-            return []
+            return found
         ids, norms = record.ids[rows].astype(np.int64), record.columns[NORM, rows]
         zero = norms == 0
         self._take_in(ids[~zero], norms[~zero])
         if not zero.any() or zero.mean() > MOST:
-            return []
+            return found
         still = ids[zero]
         begins = still[self._gone.values[still] == 0]
         self._since.values[begins] = record.step
         self._gone.values[still] += 1
-        found = still[self._are_gone(still)]
-        self._told.values[found] = True
-        row_of = dict(zip(ids.tolist(), rows.tolist(), strict=True))
-        return [self._finding(i, row_of[i]) for i in found.tolist() if self._may_be_called(observed.table.series[i])]
+        self._due.update(still[self._are_gone(still)].tolist())
+        return found
 
-    def _may_be_called(self, series: Series) -> bool:
-        return not self._called.knows_step or self._called.was_called(series) is True
+    def _end_step(self, observed: Observed) -> list[Finding]:
+        """Judge what is due, in a step that shows which modules were called, or at once where none does."""
+        if not self._due or not (self._called.knows_step or not self._called.knows_any):
+            return []
+        gone = sorted(i for i in self._due if self._gone.values[i])
+        called = [i for i in gone if not self._called.knows_any or self._is_called(observed.table.series[i])]
+        self._due.clear()
+        self._told.values[called] = True
+        return [self._finding(i) for i in called]
+
+    def _is_called(self, series: Series) -> bool:
+        return self._called.was_called(series) is True
 
     def _take_in(self, ids: Integers, norms: Floats) -> None:
         """Take in gradients that are not zero."""
@@ -118,9 +130,9 @@ class ZeroGradientRule(Rule):
         left: Integers = places[last >= FADED * np.median(norms, axis=0)]
         return left
 
-    def _finding(self, series_id: int, row: int) -> Finding:
+    def _finding(self, series_id: int) -> Finding:
         since, before = int(self._since.values[series_id]), int(self._before.values[series_id])
-        return Finding(series_id, row, GRADIENT_FLOW, self.name, "norm", 0.0, 1.0, SCORE, step=since, last_clean=before)
+        return Finding(series_id, -1, GRADIENT_FLOW, self.name, "norm", 0.0, 1.0, SCORE, step=since, last_clean=before)
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

@@ -55,7 +55,7 @@ class BatchSize:
         """Note whether a step has more micro-steps than the one before; their inputs come in its record."""
         passes = int(self._pass.values[record.where].max(initial=-1)) + 1
         if passes:
-            if 0 < self._passes < passes:
+            if 0 < self._passes < passes or record.step < self._more_passes_at:  # or the run has gone back
                 self._more_passes_at = record.step
             self._passes = passes
 

@@ -24,7 +24,7 @@ from trainsentry.anomaly.rules.optimizer.rate_schedule import (
 )
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import OPTION, option_parts
+from trainsentry.collectors.series import NO_OPTION, OPTION, option_parts
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -96,6 +96,10 @@ class OptionRule(Rule):
             series_id = int(record.ids[row])
             name, value = observed.table.series[series_id].name, float(record.values[row, VALUE])
             self._ids[name] = series_id
+            if value == NO_OPTION:
+                self._options.pop(name, None)
+                self._falls.pop(name, None)
+                continue
             fault = self._take(name, value, record.step)
             if fault is not None:
                 found.append(self._finding(name, fault))

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
-from trainsentry.collectors.series import FOUND_INF, GRADIENT, Series, option_parts
+from trainsentry.collectors.series import FOUND_INF, GRADIENT, NO_OPTION, Series, option_parts
 from trainsentry.collectors.statistics import VALUE
 
 RATE: Final = "lr"
@@ -33,8 +33,11 @@ class RecordedOptions:
         record = observed.record
         for row in rows_where(self._is_option.values[record.where]).tolist():
             parts = option_parts(observed.table.series[record.ids[row]].name)
-            if parts is not None:
-                self._groups.setdefault(parts[:2], {})[parts[2]] = float(record.values[row, VALUE])
+            value = float(record.values[row, VALUE])
+            if parts is not None and value == NO_OPTION:
+                self._groups.setdefault(parts[:2], {}).pop(parts[2], None)
+            elif parts is not None:
+                self._groups.setdefault(parts[:2], {})[parts[2]] = value
 
     def skips(self, observed: Observed) -> bool:
         """Whether the loss scaler skips the update of a record's step."""

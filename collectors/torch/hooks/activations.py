@@ -248,7 +248,8 @@ class ActivationHooks:
     def _note_pass(self, named: NamedModule, given: Iterable[tuple[str, Tensor]]) -> None:
         """Note where a pass of training begins, or that one without gradients does."""
         if not torch.is_grad_enabled():
-            self.inputs.note_without_gradients(named)
+            if self.entrances.may_be_one(named):
+                self.inputs.note_without_gradients(named)
         elif self.passes.recording:
             self.entrances.note(named, (tensor for _, tensor in given), self.flow)
 

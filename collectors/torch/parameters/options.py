@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import Series, option_name
+from trainsentry.collectors.series import NO_OPTION, Series, option_name
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -83,13 +83,14 @@ class OptionReader:
         if updates == OWN_UPDATES or optimizer not in self._known:
             return
         self._updates[optimizer] = updates + 1
-        _, known = self._known[optimizer]
+        number, known = self._known[optimizer]
         for group in optimizer.param_groups[:MOST_GROUPS]:
-            _, before = known.get(id(group["params"][0]) if group["params"] else 0, (0, {}))
+            place, before = known.get(id(group["params"][0]) if group["params"] else 0, (0, {}))
             now = dict(options_of(group))
             own = {option for option, value in before.items() if now.get(option, value) != value and option != RATE}
-            if own:
-                self._own.setdefault(optimizer, set()).update(own)
+            for option in own:
+                self._append(option_name(number, place, option), NO_OPTION)
+            self._own.setdefault(optimizer, set()).update(own)
 
     def _append(self, name: str, value: float) -> None:
         series = Series(name, name, scalar=True)

@@ -29,6 +29,10 @@ class Entrances:
         """Whether passes begin by this module: a root, or one that was found."""
         return not named.name or (self._is_decided and (named.name, named.vpp_stage) in self._found)
 
+    def may_be_one(self, named: NamedModule) -> bool:
+        """Whether passes begin by this module, or it is not known yet by which they do."""
+        return not self._is_decided or self.is_one(named)
+
     def note(self, named: NamedModule, given: Iterable[Tensor], flow: DataFlow) -> None:
         """Note that a pass of training begins by a module, with these tensors."""
         if not named.name:

@@ -50,6 +50,38 @@ def test_a_validation_gathers_nothing_once_the_first_batches_after_it_are_known(
     assert found[1 : 1 + PROVEN, : LEAST - 1].all() == (first == 256.0)
 
 
+def phases_of(means, rollouts=None, first=256.0):
+    """Return for each phase whether its last update counts as one of gathered data."""
+    random, rollouts, found = np.random.default_rng(0), rollouts or Rollouts(), []
+    for phase, mean in enumerate(means):
+        for update in range(LENGTH):
+            passes = (256.0 if phase else first) if not update else 0.0
+            rollouts.note(passes, {0: (mean + 0.1 * random.standard_normal(),)})
+        found.append(rollouts.is_gathering)
+    return found, rollouts
+
+
+@pytest.mark.parametrize("before", [3, 5])
+def test_one_phase_of_other_data_makes_no_policy_of_a_program_that_evaluates(before):
+    """The way back to the data of before is no second difference."""
+    found, _ = phases_of([0.0] * before + [1.0] + [0.0] * 8)
+    assert not any(found[before + 2 :])
+    assert not any(phases_of([0.0] * 5 + [1.0, 0.0, 0.0, 1.0, 0.0])[0][1:][6:])
+
+
+def test_a_policy_that_has_settled_for_long_is_one_no_more():
+    found, _ = phases_of([0.0, 1.0, 2.0, 3.0] + [3.0] * 12)
+    assert found[4]
+    assert not any(found[-2:])
+
+
+def test_a_resumed_run_knows_its_policy():
+    _, rollouts = phases_of([0.0, 1.0, 2.0, 3.0, 4.0])
+    resumed = Rollouts()
+    resumed.load(rollouts.saved())
+    assert phases_of([5.0, 6.0], resumed)[0] == [True, True]
+
+
 def test_updates_that_share_no_data_are_no_phase():
     assert not gathered(1.0, phases=60, length=1).any()
 

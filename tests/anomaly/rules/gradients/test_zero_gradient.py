@@ -46,6 +46,14 @@ def test_what_hardly_began_rests_by_turns_fades_or_is_called_no_more_is_nothing(
     assert run(alone, size_of, **options) == []
 
 
+@pytest.mark.parametrize(("is_called", "told"), [(True, [(AT, AT - 1)]), (False, [])])
+def test_a_head_that_is_called_no_more_rests_though_calls_are_sampled_seldom(alone, is_called, told):
+    def calls(step):
+        return {} if step % 10 else {CALLS: 1.0} | ({CALL: 1.0} if is_called or step < AT else {})
+
+    assert run(alone, lambda step: float(step < AT), more=calls) == told
+
+
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
 def test_a_head_whose_objects_are_rare_is_nothing(alone, share):
     draw = random.Random(1)

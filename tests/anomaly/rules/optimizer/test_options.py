@@ -8,6 +8,7 @@ import torch
 from step_records import Records
 
 from trainsentry.anomaly.rules.optimizer.options import OptionRule
+from trainsentry.collectors.series import NO_OPTION
 from trainsentry.collectors.torch.parameters.options import options_of
 
 LR = ("option.0.0.lr", "option.0.0.lr")
@@ -273,3 +274,16 @@ def test_a_rate_that_falls_is_to_fall_on_after_a_resume(alone, judged, schedule,
     steps = range(RESUMED_AT, RESUMED_AT + 30)
     found = run(alone, judged, {LR: lambda s: goes_on(s, schedule)}, steps, resumed, records)
     assert [(f.statistic, f.step) for f in found] == ([("slower", RESUMED_AT)] if told and falls else [])
+
+
+def test_a_number_that_is_the_optimizers_own_state_is_none_after_a_resume_either(alone, judged):
+    """As the distance that Prodigy estimates: it is known as such after the first update, and not before."""
+    records, own = Records(), ("option.0.0.d",) * 2
+    rule = alone(OptionRule, records.table)
+    assert judged(rule, records, [0], {LR: 1.0, own: 1e-6}) == []
+    assert judged(rule, records, [1], {own: NO_OPTION}) == []
+    again = Records()
+    resumed = alone(OptionRule, again.table)
+    resumed.rule.load(json.loads(json.dumps(rule.rule.saved(0))))
+    assert judged(resumed, again, [120], {LR: 1.0, own: 5e-4}) == []
+    assert judged(resumed, again, [121], {own: NO_OPTION}) == []

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from trainsentry.collectors.series import SeriesTable
+from trainsentry.collectors.series import NO_OPTION, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.parameters.options import MOST_GROUPS, OptionReader, options_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -89,11 +89,14 @@ def test_numbers_that_the_step_of_an_optimizer_writes_are_its_state_and_no_optio
         group["distance"], group["mine"] = 1.0, 7.0
     options.read(sgd)
     new()
+    sgd.step()
+    options.updated(sgd)
+    assert new() == {"option.0.0.distance": NO_OPTION, "option.0.1.distance": NO_OPTION}
     found = set()
     for step in range(4):
-        sgd.step()
-        options.updated(sgd)
         sgd.param_groups[0]["mine"] = float(step)  # by the loop
         options.read(sgd)
         found |= set(new())
+        sgd.step()
+        options.updated(sgd)
     assert found == {"option.0.0.lr", "option.0.1.lr", "option.0.0.mine"}

@@ -121,6 +121,23 @@ def test_passes_without_gradients_are_counted_once_however_many_modules_see_them
     assert found == ({1: 5.0, 8: 5.0, 16: 5.0} if acts else {})
 
 
+def test_a_teacher_that_runs_without_gradients_at_each_step_makes_no_phases(tmp_path):
+    """Steps that sample activations see its calls, and the others do not."""
+
+    class Distilled(Policy):
+        def __init__(self):
+            super().__init__()
+            self.teacher = nn.Linear(4, 2)
+
+    def loss(nets, observation):
+        with torch.no_grad():
+            aim = nets.teacher(observation)
+        return (nets.actor(observation) - aim,)
+
+    table = train(tmp_path, loss, policy=Distilled())
+    assert set(table[table["name"] == PASSES_WITHOUT_GRADIENTS]["step"]) <= {1}
+
+
 def test_the_training_is_the_same_to_the_bit(tmp_path):
     def weights(watched):
         policy = Policy()
