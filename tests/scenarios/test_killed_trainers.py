@@ -13,7 +13,7 @@ from written_files import fail
 
 from trainsentry.exporters.csv.reader import read_table, table_files
 
-TIMES = 30
+TIMES = 24
 
 
 def wait_for_recorders(root, seconds=60.0):

@@ -165,7 +165,7 @@ def is_cut_at_a_page(path):
 
 def test_a_killed_process_leaves_whole_files_up_to_its_last_call(tmp_path):
     cut = 0
-    for i in range(6):
+    for i in range(5):
         out = tmp_path / str(i)
         process = start_forked(Script(KILLED, [out]), path=[Path(debugged.__file__).parent])
         written = out / "step0" / "rank0" / "dump.json"
