@@ -151,9 +151,30 @@ def fingerprints(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     Statistics are float64 sums, which a single flipped bit changes.
     """
     bits = values[:, VALUE]
+    return np.where(np.isfinite(bits), np.nan_to_num(bits).astype(np.int64), _mixed_statistics(values))
+
+
+def content_fingerprints(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return a fingerprint of each row's tensor, shape (n,), for rows that one process read in one way.
+
+    Whole numbers of a small range have few XORs and sums, so their other statistics count too: two of 24,000
+    micro-batches of 256 tokens of 64 kinds had the same XOR and the same sum. Ranks may read in several ways, and round
+    means and norms differently.
+    """
+    prints: npt.NDArray[np.int64] = fingerprints(values) * _MIX[1]
+    return prints + np.where(are_whole(values), _mixed_statistics(values), 0)
+
+
+def are_whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Return which rows look like those of whole numbers, shape (n,): of tokens, labels, masks, one-hot vectors."""
+    ends = values[:, [MIN, MAX]]
+    return np.asarray((np.isfinite(ends) & (ends == np.rint(ends))).all(axis=1))
+
+
+def _mixed_statistics(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     words = np.ascontiguousarray(values[:, :VALUE]).view(np.int64)
-    mixed = (words * _MIX).sum(axis=1)
-    return np.where(np.isfinite(bits), np.nan_to_num(bits).astype(np.int64), mixed ^ (mixed >> 29))
+    mixed: npt.NDArray[np.int64] = (words * _MIX).sum(axis=1)
+    return mixed ^ (mixed >> 29)
 
 
 _MIX: Final = np.arange(1, 2 * VALUE, 2, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)

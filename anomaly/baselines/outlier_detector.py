@@ -15,6 +15,7 @@ from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.outlier_findings import OutlierFindings
 from trainsentry.anomaly.baselines.row_scores import OUTLIER
 from trainsentry.anomaly.baselines.scoring import Scoring
+from trainsentry.anomaly.baselines.seen_sizes import SeenSizes
 from trainsentry.anomaly.baselines.whole_zeros import WholeZeros
 from trainsentry.anomaly.features import ZEROS_FEATURE
 from trainsentry.anomaly.finding import Finding
@@ -124,6 +125,7 @@ class OutlierDetector:
         self._zeros = WholeZeros(arrays)
         self._levels, self._data = LevelShifts(arrays), arrays.shared(DataDependence)
         self._loss_level, self._input_level = LossLevel(arrays), InputLevel(arrays)
+        self._seen = arrays.shared(SeenSizes)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
@@ -204,6 +206,10 @@ class OutlierDetector:
             found |= activation
         if self._data.is_high:  # the loss, and the gradients at activations that follow it
             found |= facts.scalar[record.where] | (backward & activation)
+        is_dependent = self._data.was_high()  # a policy meets again what it met before, and moves on for good
+        found |= self._seen.take_in(observed, dependent=is_dependent)
+        if is_dependent:
+            self.scoring.reset_drift(record.ids[(self._is_input.values | facts.backward)[record.where]])
         if self._data.is_gathered:  # each rollout has levels of its own, and surprises a critic at first
             found |= activation | (backward & self._data.begins_rollout(record.step))
             self.scoring.reset_drift(record.ids)

@@ -22,7 +22,7 @@ from trainsentry.collectors.series import (
     STEP_COUNTER,
     Series,
 )
-from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM, STATISTICS, fingerprints
+from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM, STATISTICS, content_fingerprints
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as float64 sums of a tensor that moved never repeat by chance."""
@@ -202,7 +202,7 @@ class StaleRule(Rule):
         State that had no gradient since then rests by right, and counts neither as moved nor as repeated.
         """
         last, repeats, longest = self._last.values, self._repeats.values, self._longest.values
-        prints = fingerprints(values)
+        prints = content_fingerprints(values)
         same: Mask = prints == last[ids]
         unmoved = zip(ids[same].tolist(), (resolution * values[:, MAX])[same].tolist(), strict=True)
         moved, still = ids[~same], np.array([i for i, least in unmoved if not self._rests(i, least)], np.int64)

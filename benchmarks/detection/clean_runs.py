@@ -1,7 +1,7 @@
 """Counts the incidents of healthy runs: every one is a false alarm.
 
     python benchmarks/detection/clean_runs.py [--steps 300] [--seeds 0-1] [--tasks spirals,images]
-        [--collect default] [--larger]
+        [--plans "AdamW 1e-3,SGD 5e-2"] [--collect default] [--larger]
 
 Trains the models of `clean_tasks.py`, each with nine optimizers and schedules, under the default configuration and
 with everything collected at every step, in two processes; `--larger` trains those of `larger_tasks.py`, with three.
@@ -138,12 +138,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", default="0-1")
     parser.add_argument("--tasks", default="")
+    parser.add_argument("--plans", default="")
     parser.add_argument("--collect", default=",".join(COLLECT))
     parser.add_argument("--larger", action="store_true")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
-    plans = LARGER_PLANS if options.larger else PLANS
+    plans = options.plans.split(",") if options.plans else list(LARGER_PLANS if options.larger else PLANS)
     names = options.tasks.split(",") if options.tasks else [t.__name__ for t in (LARGER if options.larger else TASKS)]
     collects = options.collect.split(",")
     print(f"{describe_machine()}\n")

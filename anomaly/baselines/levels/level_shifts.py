@@ -11,8 +11,10 @@ from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, MEDIAN, SHIFT
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
 from trainsentry.anomaly.baselines.known_changes import has_left
 from trainsentry.anomaly.baselines.levels.early_levels import early_levels
+from trainsentry.anomaly.baselines.levels.lone_leaps import lone_leaps
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
+from trainsentry.anomaly.baselines.seen_sizes import SeenSizes
 from trainsentry.anomaly.features import FEATURES, SIZES, ZEROS_SLACK, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.data.data_dependence import DataDependence
@@ -76,16 +78,6 @@ MOST_ALIKE: Final = 0.9
 make a gradient swing by a third. Else they have not changed by one factor, as where clipping gives some what it takes
 from others."""
 
-LEAP: Final = math.log(30)
-LEAP_OF_OTHERS: Final = math.log(6)
-FEW_LEAPS: Final = 2
-SHARE_OF_LEAPS: Final = 0.05
-CALM: Final = math.log(2)
-"""Factor by which a gradient exceeds its largest of the last 40 samples; the lesser factor that only so many of all
-gradients, or such a share of them, may have then, the leaping one included; and the factor of the middle one. In some
-two hundred healthy runs (`benchmarks/RESULTS.md`, practices) a gradient alone came to 20; what went further, 143 times
-under Lion, had a fifth of the others with it."""
-
 LARGEST_SCORE: Final = 60.0
 """Deviations at most: as strong as a rule whose bound holds for any run."""
 
@@ -104,8 +96,6 @@ and that one by less than this factor: a lower bound of clipping is a half or a 
 OTHER_SIZE: Final = math.log(1.5)
 """Factor by which another batch may be larger or smaller than the one that was given until then."""
 
-LEAST_LEAPING: Final = math.log(0.1)
-"""Log size to which a gradient must leap, beside the middle one: that of a gate all but shut swings far below."""
 
 _FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, "loss"})
 
@@ -137,6 +127,7 @@ class LevelShifts:
         self._is_forward = series.column(bool, of=_is_forward)
         self.data_is_renewed = False
         self._range, self._data = RecentRange(arrays), arrays.shared(DataDependence)
+        self._seen = arrays.shared(SeenSizes)
         self._divisors = series.column(np.float32, 1.0)
         self._smallest, self._largest = series.column(np.float64, np.inf), series.column(np.float64)
 
@@ -184,7 +175,8 @@ class LevelShifts:
             return told
         found = self._apart(ids, places, self._beyond(ids[places]))
         findings = [self._shift(observed, int(rows[places[i]]), found[i]) for i in sorted(found)]
-        findings = [f for f in findings if not (loss.is_usual(f) or self._data.begins_rollout(f.step))]
+        usual = [loss.is_usual(f) or self._data.begins_rollout(f.step) or self._seen.familiar[f.row] for f in findings]
+        findings = [f for f, is_usual in zip(findings, usual, strict=True) if not is_usual]
         self.reset(ids[places[list(found)]])
         left = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))
         return told + [finding for finding in left if finding.row not in {each.row for each in told}]
@@ -218,18 +210,9 @@ class LevelShifts:
         gradients = rows_where(self._is_gradient.values[ids] & (self._range.taken[ids] >= FEWEST + WAIT))
         if not len(gradients):
             return []
-        newest, high = self._range.newest[:, _NORM, ids[gradients]], self._range.high[_NORM, ids[gradients]]
-        before = np.fmax(high, np.fmax(newest[0], newest[1]))
-        if floor is not None:
-            before = np.fmax(before, floor[_NORM, rows[gradients]])
-        with np.errstate(invalid="ignore"):
-            leap, own = newest[-1] - before, high - self._range.low[_NORM, ids[gradients]]
-            matters = np.isfinite(high) & (newest[-1] >= np.nanmedian(newest[-1]) + LEAST_LEAPING)
-        far = rows_where((leap >= np.fmax(LEAP, own)) & matters)
-        alone = (leap > LEAP_OF_OTHERS).sum() <= max(FEW_LEAPS, SHARE_OF_LEAPS * len(leap))
-        if not len(far) or not alone or np.nanmedian(leap) > CALM:
-            return []
-        return [self._leap(observed, int(rows[gradients[i]]), float(leap[i])) for i in far.tolist()]
+        of = rows[gradients]
+        leaps = lone_leaps(self._range, ids[gradients], None if floor is None else floor[_NORM, of])
+        return [self._leap(observed, int(of[i]), leap) for i, leap in leaps.items() if not self._seen.familiar[of[i]]]
 
     def _leap(self, observed: Observed, row: int, leap: float) -> Finding:
         """Return the finding of a gradient that leaps at this step."""

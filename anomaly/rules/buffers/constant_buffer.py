@@ -11,7 +11,18 @@ from trainsentry.anomaly.rules.nonfinite import SCORE as NONFINITE_SCORE
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import BUFFER, TRAINING_MODE, Series
-from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM, STATISTICS, VALUE, ZEROS, fingerprints
+from trainsentry.collectors.statistics import (
+    INFS,
+    MAX,
+    MEAN,
+    MIN,
+    NANS,
+    NORM,
+    STATISTICS,
+    VALUE,
+    ZEROS,
+    content_fingerprints,
+)
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as the buffer was equal to the bit in every sample before."""
@@ -59,7 +70,7 @@ class ConstantBufferRule(Rule):
         self._mode_changed |= bool(self._is_mode.values[record.where].any())
         if not len(rows):
             return []
-        ids, prints = record.ids[rows].astype(np.int64), fingerprints(record.values[rows])
+        ids, prints = record.ids[rows].astype(np.int64), content_fingerprints(record.values[rows])
         layouts = record.layouts[rows]
         first = self._same.values[ids] < 0
         changed = (prints != self._last.values[ids]) & ~first & (layouts == self._layout.values[ids])

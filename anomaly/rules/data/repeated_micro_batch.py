@@ -7,13 +7,18 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
-from trainsentry.collectors.statistics import STATISTICS, fingerprints
+from trainsentry.collectors.statistics import STATISTICS, are_whole, content_fingerprints
 
 SCORE: Final = 60.0
-"""Deviations: as strong as a rule whose bound holds for any run. Fingerprints of different batches differ."""
+"""Deviations: as strong as a rule whose bound holds for any run."""
 
 DIFFERENT_BEFORE: Final = 20
 """Steps with different micro-batches before one with the same is a fault: some runs repeat a batch by design."""
+
+CHANCE: Final = 1e-6
+"""Probability below which steps in a row with the same micro-batch are no chance, where all inputs are whole numbers:
+masks and one-hot vectors of a few samples have few statistics. Five such steps after 20 with different ones, two after
+a thousand; the share of such steps is taken by the rule of succession (Laplace, 1814)."""
 
 TWO: Final = 2
 """Micro-steps from which on there is something to compare."""
@@ -23,7 +28,8 @@ class RepeatedMicroBatchRule(Rule):
     """Compares all inputs of the model together between the micro-steps of a step, to the bit of their statistics.
 
     A loader whose iterator is made anew in each micro-step gives its first batch again and again; the gradients are
-    then those of a smaller batch. A step is judged when the next one begins.
+    then those of a smaller batch. A step is judged when the next one begins. Inputs of whole numbers may have the same
+    statistics by chance, and are judged by several steps in a row.
     """
 
     name: ClassVar[str] = "repeated_micro_batch"
@@ -33,7 +39,8 @@ class RepeatedMicroBatchRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._has_micro_steps = arrays.series.column(bool, of=lambda s: s.micro_step > 0)
-        self._step, self._different = -1, 0
+        self._step, self._different, self._by_chance = -1, 0, 0
+        self._in_row, self._since, self._whole = 0, -1, True
         self._batches: dict[int, int] = {}  # the bits of all inputs, by micro-step
         self._first_input: dict[int, int] = {}
 
@@ -48,8 +55,9 @@ class RepeatedMicroBatchRule(Rule):
         found: list[Finding] = []
         if record.step != self._step:
             found = self._end_step()
-            self._step, self._batches = record.step, {}
-        for row, bits in zip(rows.tolist(), fingerprints(record.values[rows]).tolist(), strict=True):
+            self._step, self._batches, self._whole = record.step, {}, True
+        self._whole &= bool(are_whole(record.values[rows]).all())
+        for row, bits in zip(rows.tolist(), content_fingerprints(record.values[rows]).tolist(), strict=True):
             series_id = int(record.ids[row])
             micro_step = observed.table.series[series_id].micro_step
             self._batches[micro_step] = (self._batches.get(micro_step, 0) * 31 + bits) % 2**53
@@ -60,15 +68,22 @@ class RepeatedMicroBatchRule(Rule):
         """Count a step whose micro-batches all differ; before twenty do, one with the same begins the count anew."""
         firsts: dict[int, int] = {}
         again = [m for m in sorted(self._batches) if firsts.setdefault(self._batches[m], m) != m]
-        if len(self._batches) < TWO or not again:
-            self._different += len(self._batches) >= TWO
+        if len(self._batches) < TWO:
+            return []
+        if not again:
+            self._different, self._by_chance, self._in_row = self._different + 1, self._by_chance + self._in_row, 0
             return []
         if self._different < DIFFERENT_BEFORE:
             self._different = 0
             return []
+        self._since = self._step if not self._in_row else self._since
+        self._in_row += 1
+        share = (self._by_chance + 1) / (self._by_chance + self._different + 2)
+        if self._whole and share**self._in_row >= CHANCE:
+            return []
         detail = (DUPLICATE_DATA, self.name, "batch", float(again[0]), 0.0, SCORE)
         series_id = self._first_input[again[0]]
-        return [Finding(series_id, -1, *detail, step=self._step, last_clean=self._step - 1, passed_on=False)]
+        return [Finding(series_id, -1, *detail, step=self._since, last_clean=self._since - 1, passed_on=False)]
 
     @staticmethod
     def sentence(anomaly: Anomaly, subject: str) -> str:

@@ -60,7 +60,13 @@ AT_ONCE: Final = 0.6
 """Least share of the change, in log units, that its first step has: what training does grows over some steps."""
 
 SAME_FACTOR: Final = 0.2
-"""Most by which a fall of the loss may differ from that of all gradients, in log units: losses of batches swing."""
+"""Most by which a fall of the loss may differ from that of all gradients, and by which the loss may rise where it is to
+stay, in log units: losses of batches swing."""
+
+NEWEST: Final = 4
+SWINGS: Final = 1.6
+"""Steps before a change whose median loss is the usual one, and how much of the median move from one step to the next
+is added to what it may rise by: of normal swings, two standard deviations of the difference of both medians."""
 
 
 class GradientScaleRule(Rule):
@@ -156,12 +162,12 @@ class GradientScaleRule(Rule):
         if self._rates.rose_lately(self._step):
             return False
         levels, spreads, losses = zip(*self._levels, strict=True)
-        moved = level - statistics.fmean(levels[-4:])
+        moved = level - statistics.fmean(levels[-NEWEST:])
         known: list[float] = [loss for loss in losses if not math.isnan(loss)]
         if abs(moved) < LEAST_FACTOR or not known or spread > UNIFORM * max(statistics.median(spreads), 0.02):
             return False
         if moved < 0:
-            return _fell_as_far(known[-4:], [self._loss], moved)
+            return _fell_as_far(known[-NEWEST:], [self._loss], moved)
         low, high = min(known), max(known)
         margin = LOSS_MARGIN * (high - low)
         return low - margin <= self._loss <= high + margin
@@ -186,7 +192,7 @@ class GradientScaleRule(Rule):
         steady &= abs(since[0] - mean) >= AT_ONCE * abs(moved)
         if back or not steady or abs(moved) < max(LEAST_FACTOR * 0.8, DEVIATIONS * swings):
             return []
-        if falls and not _fell_as_far(before[:, 2].tolist(), losses, moved):
+        if not (_fell_as_far(before[:, 2].tolist(), losses, moved) if falls else _stays(before[:, 2], losses)):
             return []
         detail = (SHIFT, self.name, "norm", math.exp(moved), 1.0, SCORE)
         return [Finding(self._first[0], self._first[1], *detail, step=onset, last_clean=onset - 1, passed_on=False,
@@ -220,6 +226,19 @@ def _fell_as_far(before: list[float], since: list[float], moved: float) -> bool:
     """Return whether the median loss changed by a factor, given as its log."""
     usual, now = (statistics.median(x for x in losses if not math.isnan(x)) for losses in (before, since))
     return 0 < usual < math.inf and 0 < now < math.inf and abs(math.log(now / usual) - moved) <= SAME_FACTOR
+
+
+def _stays(before: Floats, since: list[float]) -> bool:
+    """Return whether the loss does not rise from the steps right before on; it falls by and by, from batch to batch.
+
+    Gradients of training without clipping grow at the edge of stability, and the loss then rises with them.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs, newest = np.log(before[~np.isnan(before)]), np.log([x for x in since if not math.isnan(x)])
+    if not (np.isfinite(logs).all() and np.isfinite(newest).all()) or len(logs) <= NEWEST or not len(newest):
+        return True
+    swings = float(np.median(np.abs(np.diff(logs))))
+    return float(np.median(newest) - np.median(logs[-NEWEST:])) <= SAME_FACTOR + SWINGS * swings
 
 
 def _goes_on(levels: list[float], *, falls: bool) -> bool:

@@ -44,7 +44,7 @@ _OF_SCHEDULES: Final = {
     *("base_momentum", "max_momentum"),
 }
 _OF_MEGATRON: Final = {"wd_mult", "pre_wd_mult", "pre_lr_mult", "is_expert_parallel", "is_decoupled_lr"}
-_OF_USERS: Final = {"wd_mult", "wd_scale", "layer_id", "group_id", "default_config", "is_vision_model_param"}
+_OF_USERS: Final = {"wd_scale", "layer_id", "group_id", "default_config", "is_vision_model_param"}
 _KNOWN: Final = frozenset(_OF_ADAM | _OF_TORCH | _OF_SCHEDULES | _OF_MEGATRON | _OF_USERS)
 """Options of Adam and its kind, and those that schedules add. An optimizer with others scales or turns its updates
 otherwise: LAMB by the weight's size, SOAP into another basis, AdEMAMix by a second average."""

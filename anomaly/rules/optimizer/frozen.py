@@ -149,9 +149,8 @@ class FrozenRule(Rule):
             self._called.begin_step()
             self._zero_gradients = set()
         self._excused |= record.skipped or self._note_rate(record)
-        self._excused |= (
-            len(self._rows_of(record, OUTSIDE_WRITES)) > 0
-        )  # averages swapped in, for a pass that learns none
+        # Averages are swapped in for a pass that learns nothing.
+        self._excused |= bool(len(self._rows_of(record, OUTSIDE_WRITES)))
         self._note_gradients(observed)
         self._note_empty(observed)
         self._called.note(record)

@@ -51,6 +51,15 @@ def test_a_small_change_that_stays_is_told_by_its_first_step(series, factor):
     assert not found[0].passed_on
 
 
+@pytest.mark.parametrize(
+    ("module", "count"), [("blocks.3.parametrizations.weight.0", 0), ("blocks.3.reparametrized", 1)]
+)
+def test_a_weight_that_a_module_makes_adds_up_updates_and_has_no_level(module, count):
+    """That of a spectral norm grows by the rate at each step, and as the rate drops it stays."""
+    made = (f"{module}.output.0", "activation_output")
+    assert len(run(lambda step: calm(step) | {made: 1.3 if step >= 100 else 1.0})) == count
+
+
 def test_a_loss_may_fall_at_once():
     assert run(lambda step: calm(step) | ({LOSS: 0.7} if step >= 100 else {})) == []
 

@@ -1,5 +1,7 @@
 """Micro-steps that get one batch, though they never did, are found; who repeats a batch by design is left alone."""
 
+import random
+
 import pytest
 from step_records import Records
 
@@ -7,13 +9,16 @@ from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.data.repeated_micro_batch import DIFFERENT_BEFORE, RepeatedMicroBatchRule
 from trainsentry.collectors.statistics import VALUE
 
+REAL, WHOLE = 1.0, 2.0
+"""Sizes of records whose extremes are fractions, and whole numbers."""
 
-def served(batches_of, judge, records, steps):
+
+def served(batches_of, judge, records, steps, size=REAL):
     """Return the findings of steps, each with the batches of its micro-steps, in one record or in two."""
     found = []
     for step in range(steps):
         batches = batches_of(step)
-        sizes = {("input.0", "activation_input", micro): 1.0 for micro in range(len(batches))}
+        sizes = {("input.0", "activation_input", micro): size for micro in range(len(batches))}
         record = records.step(step, sizes)
         record.values[:, VALUE] = [1000 + batch for batch in batches]
         found += judge(record)
@@ -30,6 +35,25 @@ def test_the_same_micro_batch_within_a_step_is_told_at_that_step(alone, batches)
     judge = alone(RepeatedMicroBatchRule, records.table)
     found = served(lambda step: batches if step == at else fresh(step), judge, records, at + 3)
     assert [(f.kind, f.step, f.last_clean, f.passed_on) for f in found] == [("duplicate_data", at, at - 1, False)]
+
+
+@pytest.mark.parametrize(("before", "needed"), [(DIFFERENT_BEFORE, 5), (1000, 2)])
+def test_whole_numbers_are_the_same_for_some_steps_before_it_is_told_since_when(alone, before, needed):
+    records = Records()
+    judge, batches = alone(RepeatedMicroBatchRule, records.table), lambda s: [7, 7, 7] if s >= before else fresh(s)
+    assert served(batches, judge, records, before + needed, WHOLE) == []
+    records = Records()
+    [found] = served(batches, alone(RepeatedMicroBatchRule, records.table), records, before + needed + 1, WHOLE)
+    assert (found.step, found.last_clean) == (before, before - 1)
+
+
+@pytest.mark.parametrize("share", [1 / 4, 1 / 30, 1 / 300])
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_of_a_few_samples_have_the_same_statistics_by_chance(alone, share, seed):
+    records, draw = Records(), random.Random(seed)
+    judge = alone(RepeatedMicroBatchRule, records.table)
+    same = [s >= DIFFERENT_BEFORE and draw.random() < share for s in range(2000)]
+    assert served(lambda s: [9, 9, 8] if same[s] else fresh(s), judge, records, 2000, WHOLE) == []
 
 
 def test_a_second_input_that_is_the_same_by_chance_is_no_batch(alone):

@@ -41,6 +41,33 @@ def test_gradients_that_go_on_growing_after_a_leap_are_those_of_a_plateau_that_e
     assert judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 9), sizes) == []
 
 
+@pytest.mark.parametrize(("first", "told"), [(1.9, False), (3.6, True)])
+def test_most_of_a_factor_comes_at_once_where_training_does_not_make_it(alone, judged, first, told):
+    records, at = Records(), YOUNG + 20
+    steady = growing(at)
+
+    def sizes(step):
+        return {key: size * (first / 4.0 if step == at and key != LOSS else 1.0) for key, size in steady(step).items()}
+
+    found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), sizes)
+    assert [f.step for f in found] == ([at] if told else [])
+
+
+@pytest.mark.parametrize(("grows", "told"), [(1.0, True), (1.1, True), (1.7, False), (4.0, False)])
+def test_a_loss_that_rises_with_the_gradients_is_that_of_training_at_the_edge(alone, judged, grows, told):
+    """The first step's loss is as usual; those of the next are not."""
+    records, at = Records(), YOUNG + 20
+    steady = growing(at)
+
+    def sizes(step):
+        rises = grows if step > at else 1.0
+        swings = math.exp(0.05 * math.sin(5 * step))
+        return {key: size * (rises * swings if key == LOSS else 1.0) for key, size in steady(step).items()}
+
+    found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), sizes)
+    assert [f.step for f in found] == ([at] if told else [])
+
+
 @pytest.mark.parametrize("short", [1000, 3])
 @pytest.mark.parametrize(("loss", "told"), [(0.25, True), (1.0, False), (0.5, False)])
 def test_gradients_that_fall_are_told_of_where_the_loss_falls_by_their_factor(alone, judged, loss, told, short):

@@ -65,6 +65,12 @@ def test_what_brings_parameters_their_first_gradient_or_is_declared_is_meant(alo
     assert run(alone, late(lambda s: s >= AT), more=more) == []
 
 
+def test_layers_that_are_thawed_one_after_the_other_are_meant(alone):
+    """The gradient of the second one comes while that of the first is followed."""
+    more = lambda s: {("first", "gradient"): 1.0, **({("next", "gradient"): 1.0} if s > AT else {})} if s >= AT else {}  # noqa: E731
+    assert run(alone, late(lambda s: s >= AT), more=more) == []
+
+
 class TwoViews(nn.Module):
     """The projections that must not learn from the other view's predictions, and these (Chen and He, 2021)."""
 

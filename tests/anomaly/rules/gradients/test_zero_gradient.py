@@ -8,7 +8,7 @@ from step_records import Records
 from torch import nn
 
 import trainsentry
-from trainsentry.anomaly.rules.gradients.zero_gradient import FEWEST, HAD_BEFORE, ZeroGradientRule
+from trainsentry.anomaly.rules.gradients.zero_gradient import BOUNDS, ZeroGradientRule
 
 HEAD, OTHERS = ("box.weight", "gradient"), [(f"blocks.{i}.weight", "gradient") for i in range(4)]
 CALL, CALLS = ("box.output.0", "activation_output"), ("blocks.0.output.0", "activation_output")
@@ -27,14 +27,14 @@ def run(alone, size_of, others=lambda step: 1.0, more=lambda step: {}, steps=200
 
 def test_a_gradient_that_stays_zero_is_told_once_by_its_first_step(alone):
     assert run(alone, lambda step: float(step < AT)) == [(AT, AT - 1)]
-    assert run(alone, lambda step: float(step < AT), steps=AT + FEWEST - 1) == []
+    assert run(alone, lambda step: float(step < AT), steps=AT + BOUNDS.fewest - 1) == []
 
 
 @pytest.mark.parametrize(
     ("size_of", "options"),
     [
-        (lambda step: float(step < HAD_BEFORE - 1), {}),
-        (lambda step: float(not AT <= step < AT + FEWEST - 1), {}),
+        (lambda step: float(step < BOUNDS.had_before - 1), {}),
+        (lambda step: float(not AT <= step < AT + BOUNDS.fewest - 1), {}),
         (lambda step: float(step // 20 % 2 == 0), {}),  # tasks by turns
         (lambda step: max(0.0, 1 - step / AT) ** 3, {}),  # a weight that a schedule takes to zero
         (lambda step: float(step < AT), {"others": lambda step: float(step < AT)}),  # the loss is zero

@@ -86,6 +86,26 @@ def test_one_weight_that_was_overwritten_is_named_at_the_next_sample(tmp_path, n
     assert "weight" in line
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False}, True),  # Megatron's
+        ({"initial_lr": 1e-2, "max_lr": 3e-2, "min_lr": 0.0, "base_momentum": 0.85, "max_momentum": 0.95}, True),
+        ({"lr_scale": 0.5, "layer_id": 3, "wd_scale": 1.0}, True),
+        ({"precondition_frequency": 10}, False),
+    ],
+    ids=["by Megatron", "by schedules", "by a user", "of another optimizer"],
+)
+def test_a_group_may_have_options_that_change_no_update(tmp_path, options, told):
+    def overwrite(model, step):
+        if step == 83:
+            with torch.no_grad():
+                next(model.parameters())[0, 0] = 30.0
+
+    lines = found(tmp_path, lambda p: torch.optim.AdamW([{"params": list(p), **options}], lr=3e-2), overwrite)
+    assert len(lines) == told
+
+
 @pytest.mark.parametrize("name", ["AdamW", "momentum"])
 def test_a_sign_that_flips_shows_where_no_size_changes(tmp_path, name):
     def harm(model, step):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainsentry.collectors.series import SeriesTable
-from trainsentry.collectors.statistics import MEAN, NORM, STATISTICS, reference
+from trainsentry.collectors.statistics import MEAN, NORM, STATISTICS, content_fingerprints, fingerprints, reference
 from trainsentry.collectors.torch.rows import host_statistics
 from trainsentry.collectors.torch.rows.device_statistics import device_row
 from trainsentry.collectors.torch.rows.host_statistics import host_row
@@ -208,3 +208,19 @@ def test_a_tensor_whose_memory_was_released_has_no_row(part, on_device):
         rows.add_many([2, 3], tensors)
         assert rows.take().resolve()[0].tolist() == ids
         tensors[1].untyped_storage().resize_(0)
+
+
+def test_batches_of_few_tokens_are_told_apart_by_more_than_the_sum_of_their_bits():
+    """XOR and sum of 256 tokens of 64 kinds take some 30,000 values, so that many of 2,000 batches share them."""
+    torch.manual_seed(0)
+    rows = np.array([host_row(torch.randint(0, 64, (16, 16)), 0.0) for _ in range(2000)])
+    assert len(set(fingerprints(rows).tolist())) < 1990
+    assert len(set(content_fingerprints(rows).tolist())) == 2000
+
+
+def test_the_same_content_has_the_same_fingerprint_wherever_it_lies():
+    torch.manual_seed(0)
+    for content in (torch.randint(0, 2, (333,)), torch.randn(333), (torch.rand(333) < 0.5).float()):
+        aside = torch.zeros(334, dtype=content.dtype)[1:].copy_(content)
+        rows = np.array([host_row(content, 0.0), host_row(aside, 0.0)])
+        assert len(set(content_fingerprints(rows).tolist())) == 1
