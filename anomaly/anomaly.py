@@ -43,6 +43,10 @@ ALL_AT_ONCE: Final = "all_at_once"
 """Detectors that compare a series with its own past: sudden changes, slow ones, small ones that stay, and those of a
 whole group."""
 
+UNUSED: Final = "unused"
+"""The statistic of a parameter that never moved, where no gradient came to the output of its module either: nothing
+that the loss depends on uses it, as the pooler of an encoder whose tokens are averaged."""
+
 MEDIAN: Final = "median"
 """The statistic of a change of a whole group whose members changed by different factors: the middle one."""
 

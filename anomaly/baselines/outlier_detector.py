@@ -207,7 +207,8 @@ class OutlierDetector:
         if self._data.is_high:  # the loss, and the gradients at activations that follow it
             found |= facts.scalar[record.where] | (backward & activation)
         is_dependent = self._data.was_high()  # a policy meets again what it met before, and moves on for good
-        found |= self._seen.take_in(observed, dependent=is_dependent)
+        self._seen.take_in(observed, dependent=is_dependent)
+        found |= self._seen.familiar
         if is_dependent:
             self.scoring.reset_drift(record.ids[(self._is_input.values | facts.backward)[record.where]])
         if self._data.is_gathered:  # each rollout has levels of its own, and surprises a critic at first

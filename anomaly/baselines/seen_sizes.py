@@ -10,37 +10,50 @@ from trainsentry.collectors.series import GRADIENT, Series
 from trainsentry.collectors.statistics import MAX, MIN, NORM
 
 MARGIN: Final = 1.5
-"""Factor beyond the sizes of before within which a size is still familiar: extremes of so few episodes grow. A critic's
-gradients came again at 0.5 to 1.1 times the largest of before, which a settled policy's are a hundredth of."""
+"""Factor beyond the sizes of before within which a spike is still familiar: extremes of so few episodes grow. A
+critic's gradients came again at 0.5 to 1.1 times the largest of before, which a settled policy's are a hundredth of."""
+
+BLOCK: Final = 16
+"""Records after which sizes begin to count, at the latest after twice as many: another level is told a few records
+after it began."""
 
 
 class SeenSizes:
     """The least and the largest size of each input and gradient of a parameter, while data were dependent.
 
     A policy that has settled observes alike for thousands of updates, and then meets again what it met before.
-    `familiar` says which rows of the last record are of such sizes, shape (n,).
+    `familiar` says which rows of the last record are of such sizes, shape (n,), and `within` which do not go beyond
+    them.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_followed = arrays.series.column(bool, of=_is_followed)
-        self._low = arrays.series.column(np.float64, np.inf, shape=(2,))
-        self._high = arrays.series.column(np.float64, -np.inf, shape=(2,))
+        # By age: what counts, and the blocks before. The negative of the least, and the largest, of two sizes.
+        self._most = arrays.series.column(np.float64, -np.inf, shape=(3, 4))
+        self._records = 0
         self.familiar: Mask = np.zeros(0, bool)
+        self.within: Mask = np.zeros(0, bool)
 
-    def take_in(self, observed: Observed, *, dependent: bool) -> Mask:
-        """Return which rows are of sizes as before, shape (n,); none where data are not `dependent`."""
+    def take_in(self, observed: Observed, *, dependent: bool) -> None:
+        """Take in a record; nothing is familiar where data are not `dependent`."""
         record = observed.record
-        self.familiar = np.zeros(len(record), bool)
+        self.familiar, self.within = np.zeros(len(record), bool), np.zeros(len(record), bool)
         if not dependent:
-            return self.familiar
+            return
         followed = self._is_followed.values[record.where] & observed.judged
         ids, columns = record.ids[followed], record.columns[:, followed]
         root = columns[NORM] / np.sqrt(np.maximum(observed.numel[followed], 1.0))
-        sizes = np.stack((root, np.maximum(np.abs(columns[MIN]), np.abs(columns[MAX]))))
-        low, high = self._low.values[:, ids], self._high.values[:, ids]
-        self.familiar[followed] = ((sizes * MARGIN >= low) & (sizes <= high * MARGIN)).all(axis=0)
-        self._low.values[:, ids], self._high.values[:, ids] = np.fmin(low, sizes), np.fmax(high, sizes)
-        return self.familiar
+        with np.errstate(divide="ignore"):
+            sizes = np.log((root, np.maximum(np.abs(columns[MIN]), np.abs(columns[MAX]))))
+        both = np.concatenate((-sizes, sizes))
+        most = self._most.values
+        self.familiar[followed] = (both <= most[0][:, ids] + np.log(MARGIN)).all(axis=0)
+        self.within[followed] = (both <= most[0][:, ids]).all(axis=0)
+        most[2][:, ids] = np.fmax(most[2][:, ids], both)
+        self._records += 1
+        if self._records % BLOCK == 0:
+            most[0] = np.maximum(most[0], most[1])
+            most[1], most[2] = most[2], -np.inf
 
 
 def _is_followed(series: Series) -> bool:

@@ -1,7 +1,7 @@
 """A tensor that should move and does not: a batch given again and again, a gradient or a state that is a copy."""
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import ClassVar, Final
 
 import numpy as np
@@ -43,8 +43,11 @@ MASK_REPEATS: Final = 8
 RECENT: Final = 8
 CHANCE: Final = 1e-7
 """Batches of an input to which a new one is compared, and the probability below which one that repeats is no chance. A
-few labels of a few classes have the same sums again and again: where new batches equal earlier ones, their share says
-how many repetitions chance makes."""
+few labels of a few classes have the same sums again and again, and of flags that are seldom set one is set: where new
+batches equal earlier ones, their share says how many repetitions chance makes."""
+
+ECHOES: Final = 0.9
+"""Share of batches that come equally often, from which a loader repeats each by design."""
 
 GRADIENT_REPEATS: Final = 1
 MANY_ELEMENTS: Final = 64
@@ -87,19 +90,26 @@ class _Batches:
     def __init__(self) -> None:
         self._newest: deque[int] = deque(maxlen=RECENT)
         self._seen = self._again = 0
+        self._runs: Counter[int] = Counter()
 
-    def note(self, fingerprint: int) -> None:
-        """Take in a batch that is another than the one before."""
+    def note(self, fingerprint: int, repeats: int) -> None:
+        """Take in a batch that is another than the one before, which came `repeats` times more."""
         self._seen += 1
+        self._runs[min(repeats, RECENT)] += 1
         self._again += fingerprint in self._newest
         self._newest.append(fingerprint)
 
     @property
     def by_chance(self) -> int:
         """Repetitions in a row that chance does not make."""
-        if not self._again:
+        if not self._seen:
             return REPEATS
-        return max(REPEATS, math.ceil(math.log(CHANCE) / math.log(self._again / (RECENT * self._seen))))
+        length, times = self._runs.most_common(1)[0]
+        repeated = sum(length * times for length, times in self._runs.items())
+        by_design = length > 0 and times >= ECHOES * self._seen  # each batch comes as often as the others
+        of_runs = 0.0 if by_design else repeated / (self._seen + repeated)
+        share = max(self._again / (RECENT * self._seen), of_runs)
+        return max(REPEATS, math.ceil(math.log(CHANCE) / math.log(share))) if share else REPEATS
 
 
 class StaleRule(Rule):
@@ -209,9 +219,9 @@ class StaleRule(Rule):
         for owner in self._owner.values[moved[self._adds_squares.values[moved]]].tolist():
             self._squares.pop(owner, None)
         longest[moved] = np.maximum(longest[moved], repeats[moved])
-        repeats[moved] = 0
         for place in rows_where(~same & (self._kind.values[ids] == _INPUT)).tolist():
-            self._inputs[int(ids[place])].note(int(prints[place]))
+            self._inputs[int(ids[place])].note(int(prints[place]), int(repeats[ids[place]]))
+        repeats[moved] = 0
         self._varied.values[ids[~same & ~reshaped]] += 1
         self._since.values[still] = np.where(repeats[still] == 0, step, self._since.values[still])
         repeats[still] += 1

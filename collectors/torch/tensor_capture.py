@@ -47,7 +47,7 @@ class TensorCapture:
         """Yield the current weights, gradients and optimizer state of the named modules' own parameters."""
         by_name = {m.name: m for m in self.names.modules}
         for named in self.names.parameters:
-            if named.module not in modules:
+            if named.module not in modules or named.module not in by_name:  # some hold parameters as no module does
                 continue
             stem = stem_of(by_name[named.module])
             yield DumpedTensorPlace(f"{stem}.forward.0", "parameters", named.leaf, named.part_of(named.parameter))

@@ -175,7 +175,7 @@ class LevelShifts:
             return told
         found = self._apart(ids, places, self._beyond(ids[places]))
         findings = [self._shift(observed, int(rows[places[i]]), found[i]) for i in sorted(found)]
-        usual = [loss.is_usual(f) or self._data.begins_rollout(f.step) or self._seen.familiar[f.row] for f in findings]
+        usual = [loss.is_usual(f) or self._data.begins_rollout(f.step) or self._seen.within[f.row] for f in findings]
         findings = [f for f, is_usual in zip(findings, usual, strict=True) if not is_usual]
         self.reset(ids[places[list(found)]])
         left = _together(_placed(findings, observed), observed, int(self._is_gradient.values[ids].sum()))

@@ -9,8 +9,10 @@ from trainsentry.anomaly.called_modules import CalledModules
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
+from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_QUANTITIES,
+    BUFFER,
     GRADIENT,
     GRADIENT_UNREDUCED,
     PARAMETER,
@@ -34,16 +36,21 @@ LONGER: Final = 10
 """The same in samples, as a multiple of its longest rest: some averages are taken every hundred updates."""
 
 
+MATRIX: Final = 2
+"""Dimensions from which on a buffer of a weight's shape is its copy; vectors are running statistics."""
+
+
 class RestingCopiesRule(Rule):
     """Compares the samples of weights that have neither a gradient nor an update, while other weights move.
 
+    A buffer of two or more dimensions that has the shape of a weight is a copy too, as some libraries keep targets.
     Targets, teachers and averages of weights are such copies. One of a module that is called no more rests by right,
     and what `stopped_writes` tells of is told once.
     """
 
     name: ClassVar[str] = "resting_copies"
     quantities: ClassVar[frozenset[str]] = (
-        frozenset({PARAMETER, GRADIENT, GRADIENT_UNREDUCED, UPDATE, STOPPED_WRITES}) | ACTIVATION_QUANTITIES
+        frozenset({PARAMETER, BUFFER, GRADIENT, GRADIENT_UNREDUCED, UPDATE, STOPPED_WRITES}) | ACTIVATION_QUANTITIES
     )
     statistics: ClassVar[frozenset[str]] = frozenset(STATISTICS)
 
@@ -51,6 +58,9 @@ class RestingCopiesRule(Rule):
         series = arrays.series
         self._called = CalledModules(arrays)
         self._is_weight = series.column(bool, of=lambda s: s.quantity == PARAMETER and not s.micro_step)
+        self._is_buffer = series.column(bool, of=lambda s: s.quantity == BUFFER and not s.micro_step)
+        self._is_of_matrix = arrays.layouts.column(bool, of=lambda layout: len(layout.shape) >= MATRIX)
+        self._is_of_weight = arrays.layouts.column(bool)
         self._learns = series.column(bool, of=lambda s: s.quantity in {GRADIENT, GRADIENT_UNREDUCED, UPDATE})
         prefix = f"{STOPPED_WRITES}."
         self._is_count = series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
@@ -73,13 +83,20 @@ class RestingCopiesRule(Rule):
             self._step = record.step
         self._called.note(record)
         self._note_others(observed)
-        rows = rows_where(self._is_weight.values[record.where] & (record.columns[NORM] > 0))
+        rows = rows_where(self._are_weights(record) & (record.columns[NORM] > 0))
         if len(rows) and self._others:
             ids = record.ids[rows].astype(np.int64)
             moved = self._follow(ids, content_fingerprints(record.values[rows]), record.step)
-            if moved.any():  # the training goes on
+            if (moved & self._is_weight.values[ids]).any():  # the training goes on
                 self._due += [i for i in self._resting(ids, record.step) if table.series[i].name not in self._others]
         return found
+
+    def _are_weights(self, record: StepRecord) -> Mask:
+        """Return which rows are of weights, or of buffers that look like their copies, shape (n,)."""
+        is_weight = self._is_weight.values[record.where]
+        self._is_of_weight.values[record.layouts[is_weight & self._is_of_matrix.values[record.layouts]]] = True
+        is_copy = self._is_buffer.values[record.where] & self._is_of_weight.values[record.layouts]
+        return np.asarray(is_weight | is_copy, bool)
 
     def _note_others(self, observed: Observed) -> None:
         """Note which weights learn, and those whose counts of writes tell of them."""

@@ -7,13 +7,15 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.anomaly import FROZEN, Anomaly
+from trainsentry.anomaly.anomaly import FROZEN, UNUSED, Anomaly
 from trainsentry.anomaly.called_modules import CalledModules
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
+    ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_OUTPUT,
     ACTIVATION_QUANTITIES,
     GRADIENT,
     KEPT,
@@ -133,6 +135,10 @@ class FrozenRule(Rule):
         self._graded = False
         self._never: set[int] = set()
         self._constants: set[str] = set()
+        self._is_output = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
+        self._is_output_gradient = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_GRAD_OUTPUT)
+        self._with_output: set[str] = set()
+        self._with_gradient: set[str] = set()
         self._some_rest = self._most_frozen = False
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -154,6 +160,7 @@ class FrozenRule(Rule):
         self._note_gradients(observed)
         self._note_empty(observed)
         self._called.note(record)
+        self._note_outputs(observed)
         found += self._empty_update(record) + self._unwritten(observed)
         rows = rows_where(self._is_update.values[record.where])
         if len(rows):
@@ -279,6 +286,19 @@ class FrozenRule(Rule):
         self._reported.values[series_id] = called is not False
         return called is not False
 
+    def _is_unused(self, module: str) -> bool:
+        """Whether a module was called, and no gradient came to its output, as others' outputs have them."""
+        return module in self._with_output and bool(self._with_gradient) and module not in self._with_gradient
+
+    def _note_outputs(self, observed: Observed) -> None:
+        """Note, until parameters that never moved are told of, whose outputs were sampled, and whose gradients."""
+        if self._graded_steps >= NEVER_MOVED_AFTER:
+            return
+        record, series = observed.record, observed.table.series
+        for is_of, modules in ((self._is_output, self._with_output), (self._is_output_gradient, self._with_gradient)):
+            rows = rows_where(is_of.values[record.where] & (record.columns[NORM] != 0))
+            modules.update(series[i].module for i in record.ids[rows].tolist())
+
     def _never_moved(self, table: SeriesTable, moving: set[str], statistic: str = "norm") -> list[Finding]:
         """Return the parameters that are not among the moving ones, where they are few; each is reported once."""
         known = rows_where(self._is_parameter.values & self._seen.values)  # series are defined ahead of their rows
@@ -287,7 +307,9 @@ class FrozenRule(Rule):
         still = [i for name, i in parameters.items() if name not in moves and self._called.ever(table.series[i])]
         if len(still) > NEVER_MOVED * len(parameters):
             return []
-        found = [_finding(i, -1, self._step, -2, statistic=statistic) for i in still if i not in self._never]
+        is_given = statistic == NO_GRADIENT
+        statistics = {i: UNUSED if is_given and self._is_unused(table.series[i].module) else statistic for i in still}
+        found = [_finding(i, -1, self._step, -2, statistic=statistics[i]) for i in still if i not in self._never]
         self._never.update(still)
         return found
 
@@ -333,6 +355,12 @@ class FrozenRule(Rule):
         if anomaly.statistic in _OUTSIDE:
             return f"parameter {anomaly.name} {_OUTSIDE[anomaly.statistic].format(anomaly.step)}"
         if anomaly.last_clean < 0:
+            if anomaly.statistic == UNUSED:
+                module = anomaly.name.rpartition(".")[0]
+                return (
+                    f"parameter {anomaly.name} has never moved up to step {anomaly.step}: {module} is called, but the "
+                    "loss does not depend on what it gives"
+                )
             why = ": no gradient comes to it, or no optimizer holds it" if anomaly.statistic == NO_GRADIENT else ""
             return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move{why}"
         if math.isnan(anomaly.value):

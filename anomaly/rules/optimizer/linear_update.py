@@ -21,7 +21,8 @@ and more where they are rounded. A loop may rescale what the optimizer does, so 
 
 ROUNDING: Final = 2.0**-23
 """Share of a weight's root mean square, over the root of its elements, by which float32 moves the mean of its update:
-four deviations of what single elements are rounded by. It hides the update of a gain that hardly moves."""
+four deviations of what single elements are rounded by. It hides the update of a gain that hardly moves. An update of
+less than such a share rounds all elements alike, to nothing or to one unit, so that nothing is lost in their mean."""
 
 EQUAL: Final = 1e-2
 """Range of a weight's elements, as a share of their root mean square, within which they are rounded alike, and nothing
@@ -49,7 +50,7 @@ class LinearUpdateRule(Rule):
         self._update_of = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE and not s.micro_step)
         self._owner = arrays.series.column(np.int64, -1, of=self._owner_of)
         self._options = RecordedOptions(arrays)
-        self._means, self._sizes = ByParameter(len(_PARTS)), ByParameter(1)  # and what rounding moves means by
+        self._means, self._sizes = ByParameter(len(_PARTS)), ByParameter(2)  # and what rounding moves means by
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._step = -1
         self._skipped = False
@@ -73,7 +74,7 @@ class LinearUpdateRule(Rule):
                 means[part] = np.where(bad, np.nan, record.values[rows, MEAN])
                 self._means.set(self._owner.values[record.ids[rows]], means)
             if len(rows) and _PARTS[part] == PARAMETER:
-                self._sizes.set(self._owner.values[record.ids[rows]], _rounded_by(record, rows, observed.numel)[None])
+                self._sizes.set(self._owner.values[record.ids[rows]], _rounded_by(record, rows, observed.numel))
         rows = rows_where(self._update_of.values[record.where] & (observed.numel >= FEW))
         return self._compare(observed, rows) if len(rows) and not self._skipped else []
 
@@ -86,8 +87,9 @@ class LinearUpdateRule(Rule):
         if not len(expected):
             return []
         expected, residuals = nearest(expected, means, rms)
-        rounding = np.nan_to_num(self._sizes.get(self._owner.values[ids])[0])
+        rounding, unit = np.nan_to_num(self._sizes.get(self._owner.values[ids]))
         with np.errstate(divide="ignore", invalid="ignore"):
+            rounding = np.where(rms <= unit, unit, rounding)
             residuals = np.where(np.abs(means - expected) <= rounding, 0.0, residuals)
         return self._residuals.judge("mean", ids, rows, means, expected, residuals)
 
@@ -117,10 +119,10 @@ class LinearUpdateRule(Rule):
 
 
 def _rounded_by(record: StepRecord, rows: Integers, numel: Floats) -> Floats:
-    """Return by how much rounding moves the mean of an update of weights, shape (n,)."""
+    """Return by how much rounding moves the mean of an update of weights, and single elements, shape (2, n)."""
     size = record.values[rows, NORM] / np.sqrt(numel[rows])
     alike = record.values[rows, MAX] - record.values[rows, MIN] <= EQUAL * size
-    found: Floats = ROUNDING * size / np.where(alike, 1.0, np.sqrt(numel[rows]))
+    found: Floats = ROUNDING * np.stack((size / np.where(alike, 1.0, np.sqrt(numel[rows])), size))
     return found
 
 

@@ -69,6 +69,9 @@ def unwrapped(optimizers: Sequence[Any]) -> list[FoundOptimizer]:
 
 
 def _inside(optimizer: Any, stepped_by: Any) -> Iterator[FoundOptimizer]:
+    if _takes_two_passes(optimizer):
+        yield from _inside(optimizer.base_optimizer, stepped_by)
+        return
     wrapper = next((known for known in _wrappers if known.wraps(optimizer)), None)
     held = None if wrapper is None else getattr(optimizer, wrapper.attribute, None)
     if wrapper is None or held is None:
@@ -78,6 +81,16 @@ def _inside(optimizer: Any, stepped_by: Any) -> Iterator[FoundOptimizer]:
         stepped_by = optimizer
     for each in held if isinstance(held, (list, tuple)) else [held]:
         yield from _inside(each, stepped_by)
+
+
+def _takes_two_passes(optimizer: Any) -> bool:
+    """Whether an optimizer is one of those around a base that many projects copy, with a step for each of two passes.
+
+    Their own `step` is not called (Foret et al., "Sharpness-aware minimization", 2021): the second one calls that of
+    the base, which has the same groups.
+    """
+    has_steps = all(callable(getattr(optimizer, name, None)) for name in ("first_step", "second_step"))
+    return has_steps and is_plain(getattr(optimizer, "base_optimizer", None))
 
 
 def is_plain(optimizer: Any) -> bool:
@@ -92,7 +105,7 @@ def advice(optimizer: Any) -> str:
         allowed += "; this one has no hooks, as its __init__ did not call that of torch.optim.Optimizer"
     held = [f"{name} ({type(value).__name__})" for name, value in _attributes(optimizer) if is_plain(value)]
     if not held:
-        return allowed
+        return f"{allowed}; without one, call watch(model), and the monitor's step() after each update"
     return f"{allowed}; pass the optimizer in its attribute {held[0]}"
 
 

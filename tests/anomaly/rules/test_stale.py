@@ -76,6 +76,19 @@ def test_labels_of_a_few_classes_have_the_same_sums_by_chance(alone):
     assert [f.step for f in found] == [2900]
 
 
+@pytest.mark.parametrize("share", [1 / 100, 1 / 400])
+def test_flags_that_are_seldom_set_are_one_in_many_batches(alone, share):
+    """As of the ends of episodes in a batch of 32: a batch without one has no norm, and the next with one follows."""
+    records, found, random = Records(), [], np.random.default_rng(0)
+    rule = alone(StaleRule, records.table)
+    for step in range(4000):
+        record = records.step(step, moving(step) | {MASK: 1.0})
+        flags = random.random(32) < share
+        record.values[-1, :4] = flags.min(), flags.max(), flags.mean(), np.sqrt(np.sum(flags))
+        found += rule(record)
+    assert found == []
+
+
 def test_nothing_is_said_where_nothing_moves_or_the_gradient_is_gone(alone, judged):
     records = Records()
     rule = alone(StaleRule, records.table)

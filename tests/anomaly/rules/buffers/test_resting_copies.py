@@ -9,6 +9,7 @@ from torch.nn.functional import mse_loss
 
 import trainsentry
 from trainsentry.anomaly.rules.buffers.resting_copies import RESTS_STEPS, VARIED, RestingCopiesRule
+from trainsentry.collectors.series import Layout
 
 COPY, WEIGHT, GRADIENT = ("target.weight", "parameter"), ("net.weight", "parameter"), ("net.weight", "gradient")
 NET, TARGET = ("net.output.0", "activation_output"), ("target.output.0", "activation_output")
@@ -54,6 +55,21 @@ def test_a_copy_that_is_taken_now_and_then_is_told_after_a_longer_rest(alone):
 )
 def test_what_moves_never_did_or_rests_with_its_module_is_nothing(alone, copy_of, options):
     assert run(alone, copy_of, **options) == []
+
+
+@pytest.mark.parametrize(("shape", "told"), [((8, 8), [AT + EVERY]), ((64,), []), ((4, 16), [])])
+def test_a_buffer_of_a_weights_shape_is_its_copy(alone, shape, told):
+    """Vectors are running statistics, which rest with their modules' modes; other tables are something else."""
+    records, found = Records(), []
+    judge = alone(RestingCopiesRule, records.table)
+    layouts = [records.table.layout_id(Layout(each, "float32", 64)) for each in ((8, 8), (8, 8), shape)]
+    for step in range(0, AT + 2 * RESTS_STEPS, EVERY):
+        rows = {WEIGHT: 1 + step / 1000, GRADIENT: 1.0, ("kept", "buffer"): follows(step), NET: 1.0}
+        record = records.step(step, rows)
+        record.layouts[:3] = layouts
+        found += judge(record)
+        found += judge(records.step(step + 1, {GRADIENT: 1.0}))
+    assert [f.step for f in found] == told
 
 
 @pytest.mark.parametrize("lost", [True, False])

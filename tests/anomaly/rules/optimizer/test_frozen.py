@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from step_records import Records
+from torch import nn
+from torch.nn.functional import linear
 
+import trainsentry
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.optimizer.frozen import FrozenRule
@@ -25,6 +29,50 @@ def records():
 @pytest.fixture
 def rule(records, alone):
     return alone(FrozenRule, records.table)
+
+
+class Pooler(nn.Linear):
+    """A layer whose weight gets no gradient."""
+
+    def forward(self, x):
+        return linear(x, self.weight.detach(), self.bias)
+
+
+class Encoder(nn.Module):
+    """Gives the mean of its tokens and a pooled one, which some trainings do not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
+        self.pooler = Pooler(8, 8)
+
+    def forward(self, x):
+        tokens = self.body(x)
+        return tokens.mean(dim=1), self.pooler(tokens[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("is_used", "told"),
+    [
+        (True, {("pooler.weight", "warning", "no gradient comes to it")}),
+        (False, {("pooler.weight", "note", "the loss does not depend on what it gives")}),
+    ],
+)
+def test_a_part_that_a_training_does_not_use_is_a_note_and_a_weight_that_it_leaves_out_none(tmp_path, is_used, told):
+    torch.manual_seed(0)
+    model = Encoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    config = {"output_dir": str(tmp_path), "on_incident": False}
+    with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:
+        for _ in range(40):
+            optimizer.zero_grad()
+            mean, pooled = model(torch.randn(4, 3, 8))
+            (mean + pooled if is_used else mean).square().mean().backward()
+            optimizer.step()
+    assert {
+        (i.name, i.severity, words) for i in monitor.incidents for _, _, words in told if words in i.summary
+    } == told
+    assert len(monitor.incidents) == 1
 
 
 @pytest.mark.parametrize(("numel", "found_after"), [(16, 1), (2, 3)])

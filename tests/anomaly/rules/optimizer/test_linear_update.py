@@ -13,6 +13,22 @@ OPTIONS = {(f"option.0.0.{key}",) * 2: value for key, value in SGD.items()}
 AT = 30
 
 
+@pytest.mark.parametrize(("size", "told"), [(4e-8, []), (1e-6, [AT])])
+def test_updates_below_a_unit_in_the_last_place_are_rounded_alike(alone, size, told):
+    """As the rate falls to zero: all 16 elements lose the same, or are moved by a whole unit."""
+    records, found = Records(), []
+    rule = alone(LinearUpdateRule, records.table)
+    for step in range(AT + 5):
+        update = 0.0 if step == AT and size < 1e-7 else size
+        record = records.step(
+            step, {**(OPTIONS if step == 0 else {}), GRADIENT: 80 * size, WEIGHT: 4.0, UPDATE: 4 * update}
+        )
+        record.values[-3:, MEAN] = 20 * size, 1.0, -update + (4e-8 if step == AT and size > 1e-7 else 0.0)
+        record.values[-2, [MIN, MAX]] = 0.5, 1.5
+        found += [step for _ in rule(record)]
+    assert found == told
+
+
 @pytest.mark.parametrize(
     ("off", "range_of", "told"),
     [(2.0**-28, 1.0, []), (1e-6, 1.0, [AT]), (0.0, 1.0, []), (2.0**-24, 0.0, []), (2.0**-24, 1.0, [AT])],
