@@ -12,6 +12,7 @@ FEATURES: Final = ("max", "norm", "mean", "zeros")
 """The largest magnitude, which one bad element moves; the norm, which a whole layer moves; the mean, for signs and
 offsets; the share of zeros, for death and underflow."""
 
+MAX_FEATURE: Final = 0
 MEAN_FEATURE: Final = 2
 ZEROS_FEATURE: Final = 3
 SIZES: Final = 2

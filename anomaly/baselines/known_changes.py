@@ -40,12 +40,13 @@ SECONDS_MEMORY: Final = 0.05
 class KnownChanges:
     """Follows the scalars by which a training loop describes itself.
 
-    `seconds` is the average duration of a step.
+    `seconds` is the average duration of a step, `rate_is_zero` says whether the newest learning rate is 0.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self.table = arrays.table
         self.seconds = 1.0
+        self.rate_is_zero = False
         self._factor = dict.fromkeys(PROPORTIONAL, 1.0)
         self._declared = arrays.shared(DeclaredChanges)
         self._has_factor = {
@@ -84,6 +85,8 @@ class KnownChanges:
         for row in rows_where(self._is_known.values[record.where]).tolist():
             name, value = self.table.series[int(record.ids[row])].name, float(record.values[row, VALUE])
             factor = SAME_AS.get(name, name)
+            if factor == LEARNING_RATE:
+                self.rate_is_zero = value == 0
             if math.isfinite(value) and value > 0:
                 self._factor[factor] = value
         return changed

@@ -157,6 +157,8 @@ class OutlierDetector:
         self._data.note(observed)
         judged = observed.judged & ~self._changed_sign(record, scalar) & ~resting
         judged &= ~self._follows_data(observed, resting)
+        if self._known.rate_is_zero:  # then updates are
+            judged &= ~self._is_update.values[record.where]
         observed = replace(observed, judged=judged, excused=observed.excused | resting)
         is_declared = self._known.note(record)
         if is_declared:

@@ -14,9 +14,9 @@ from trainsentry.anomaly.baselines.row_scores import OUTLIER, drift_scores, leas
 from trainsentry.anomaly.baselines.score_tail import LOWEST, OF_DRIFTS, OF_SCALARS, OF_TENSORS, ScoreTail
 from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, RowsByGroup, SeriesGroups
 from trainsentry.anomaly.baselines.step_noise import StepNoise
-from trainsentry.anomaly.features import FEATURES, MEAN_FEATURE, SIZES, features_of
+from trainsentry.anomaly.features import FEATURES, MAX_FEATURE, MEAN_FEATURE, SIZES, features_of
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, medians, rows_where
-from trainsentry.collectors.series import ACTIVATION_INPUT
+from trainsentry.collectors.series import ACTIVATION_INPUT, UPDATE
 
 WARM_UP: Final = 5
 """Samples before a series is judged: the fewest for a centre and a deviation."""
@@ -31,6 +31,11 @@ GROWN: Final = 64
 MEANS_AFTER: Final = 32
 """Records before the mean of what a model computes, or of its weights, counts: as it begins to learn it gives outputs
 and biases another sign. The output of a wide net had one at step 16."""
+
+LARGEST_OF_ADAM: Final = 1.2
+"""Log of the largest element of an update, over the learning rate, up to which only its norm is judged: Adam answers
+the first gradient of a unit that had none for long by (1 − β₁) / √(1 − β₂), which is 3.2 (Kingma and Ba, "Adam", 2015,
+section 2.1)."""
 
 DRIFT_WARM_UP: Final = 40
 """Samples before a drift counts: a young model drifts everywhere."""
@@ -74,6 +79,7 @@ class Scoring:
         self._records = 0
         self._last_fallen = 0.0, 0
         self._falls: deque[tuple[float, float]] = deque(maxlen=FALLS)
+        self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
         self._mean_moves = arrays.series.column(np.float32)
         self._spikes: dict[int, ScoreTail] = {}
         self._drifts: dict[int, ScoreTail] = {}
@@ -99,11 +105,13 @@ class Scoring:
         unknown = rows_where(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, common_distance, common_jump = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
-        floor = self._negligible.floor(ids, group)
+        floor = self._negligible.floor(rows, features)
         distance[:SIZES] = _away(features, location, shared(common_distance, distance, group), floor)
         jump[:SIZES] = _away(features, newest, shared(common_jump, jump, group), floor)
         moved = _moved_mean(features, newest, location)
         jump[MEAN_FEATURE] = np.sign(jump[MEAN_FEATURE]) * np.fmin(np.abs(jump[MEAN_FEATURE]), moved)
+        within = self._is_update.values[ids] & (features[MAX_FEATURE] <= LARGEST_OF_ADAM)
+        distance[MAX_FEATURE, within] = jump[MAX_FEATURE, within] = 0.0
         jump[MEAN_FEATURE, moved <= TIMES_MOVED * self._mean_moves.values[ids]] = 0.0
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         learned = self._learned(rows.ids, location[0], features[0])

@@ -158,6 +158,8 @@ class StaleRule(Rule):
         moves = (kinds != _OTHER) & ~observed.excused & (observed.numel >= least) & (values[:, NORM] > 0)
         moves &= (kinds != _STATE) | self._is_exact.values[record.layouts]
         rows = rows_where(moves & (values[:, NANS] + values[:, INFS] == 0))
+        empty = record.ids[(kinds == _INPUT) & (values[:, NORM] == 0)]
+        self._last.values[empty] = self._repeats.values[empty] = 0  # a batch without a flag is another one
         if not len(rows):
             return []
         ids, kinds = record.ids[rows].astype(np.int64), kinds[rows]

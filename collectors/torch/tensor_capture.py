@@ -47,9 +47,14 @@ class TensorCapture:
         """Yield the current weights, gradients and optimizer state of the named modules' own parameters."""
         by_name = {m.name: m for m in self.names.modules}
         for named in self.names.parameters:
-            if named.module not in modules or named.module not in by_name:  # some hold parameters as no module does
+            if named.module not in modules:
                 continue
-            stem = stem_of(by_name[named.module])
+            holder = named.module
+            while holder and holder not in by_name:  # some hold parameters under names that are no module's
+                holder = holder.rpartition(".")[0]
+            if holder not in by_name:
+                continue
+            stem = stem_of(by_name[holder])
             yield DumpedTensorPlace(f"{stem}.forward.0", "parameters", named.leaf, named.part_of(named.parameter))
             taken = gradient_of(named.parameter)
             if taken is not None:

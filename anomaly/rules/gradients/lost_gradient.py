@@ -8,7 +8,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.gradients.absences import Absences, Bounds
-from trainsentry.anomaly.rules.gradients.module_outputs import ModuleOutputs, Output
+from trainsentry.anomaly.rules.gradients.module_outputs import ModuleOutputs, OutputGradient
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.series_arrays import Integers, SeriesArrays
@@ -59,8 +59,8 @@ class LostGradientRule(Rule):
 
     def _end_step(self) -> list[Finding]:
         """Take in the gradients of the step that has ended."""
-        came: list[Output] = []
-        away: list[Output] = []
+        came: list[OutputGradient] = []
+        away: list[OutputGradient] = []
         for output in self._outputs.with_gradients():
             if self._outputs.has_gradient(output):
                 came.append(output)
@@ -94,7 +94,7 @@ class LostGradientRule(Rule):
         )
 
 
-def _gradient_ids(outputs: Collection[Output]) -> Integers:
+def _gradient_ids(outputs: Collection[OutputGradient]) -> Integers:
     return np.array([output.gradient_id for output in outputs], np.int64)
 
 

@@ -20,7 +20,7 @@ _Place = tuple[int, str]
 
 
 @dataclass(slots=True, eq=False)
-class Output:
+class OutputGradient:
     """An output of a module: the series of its values and of its gradient, -1 where there was none."""
 
     module: str
@@ -36,9 +36,9 @@ class ModuleOutputs:
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
-        self._outputs: dict[_Place, Output] = {}
-        self._modules: dict[_Place, list[Output]] = defaultdict(list)
-        self._with_several: list[list[Output]] = []
+        self._outputs: dict[_Place, OutputGradient] = {}
+        self._modules: dict[_Place, list[OutputGradient]] = defaultdict(list)
+        self._with_several: list[list[OutputGradient]] = []
         self._in_step, self._norm = arrays.series.column(bool), arrays.series.column(np.float64)
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_GRAD_OUTPUT)
         arrays.series.before_growth(self._note_new)
@@ -52,19 +52,19 @@ class ModuleOutputs:
         self._norm.values[record.ids] = record.columns[NORM]
         self._in_step.values[record.ids] = ~self._is_gradient.values[record.where] | (record.columns[NORM] != 0)
 
-    def with_gradients(self) -> list[Output]:
+    def with_gradients(self) -> list[OutputGradient]:
         """Return the outputs of the modules that give several and that got a gradient at one of them in the step."""
         return [o for outputs in self._with_several if any(map(self.has_gradient, outputs)) for o in outputs]
 
-    def was_computed(self, output: Output) -> bool:
+    def was_computed(self, output: OutputGradient) -> bool:
         """Whether the step computed an output."""
         return output.values_id >= 0 and bool(self._in_step.values[output.values_id])
 
-    def has_gradient(self, output: Output) -> bool:
+    def has_gradient(self, output: OutputGradient) -> bool:
         """Whether the step's loss depended on an output."""
         return output.gradient_id >= 0 and bool(self._in_step.values[output.gradient_id])
 
-    def norm(self, output: Output) -> float:
+    def norm(self, output: OutputGradient) -> float:
         """Return the norm of an output's gradient."""
         return float(self._norm.values[output.gradient_id])
 
@@ -78,7 +78,7 @@ class ModuleOutputs:
                 continue
             output = self._outputs.get((series.vpp_stage, series.name))
             if output is None:
-                output = self._outputs[series.vpp_stage, series.name] = Output(series.module)
+                output = self._outputs[series.vpp_stage, series.name] = OutputGradient(series.module)
                 outputs = self._modules[series.vpp_stage, series.module]
                 outputs.append(output)
                 if len(outputs) == SEVERAL:

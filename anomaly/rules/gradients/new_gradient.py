@@ -8,7 +8,7 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import GRADIENT_FLOW, Anomaly
 from trainsentry.anomaly.finding import Finding
-from trainsentry.anomaly.rules.gradients.module_outputs import ModuleOutputs, Output
+from trainsentry.anomaly.rules.gradients.module_outputs import ModuleOutputs, OutputGradient
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.series_arrays import SeriesArrays
@@ -51,7 +51,7 @@ class NewGradientRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         self._declared = arrays.shared(DeclaredChanges)
         self._outputs = ModuleOutputs(arrays)
-        self._stretches: dict[Output, _Stretch] = defaultdict(_Stretch)
+        self._stretches: dict[OutputGradient, _Stretch] = defaultdict(_Stretch)
         self._had_gradient = arrays.series.column(bool)
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT)
         self._step = self._first_gradient_at = -1

@@ -1,6 +1,7 @@
 """An option of the optimizer that is not what its schedule, or its constancy so far, lets expect."""
 
 import math
+from collections import deque
 from typing import Any, ClassVar, Final
 
 from trainsentry.anomaly.anomaly import OPTION_CHANGE, Anomaly
@@ -58,6 +59,13 @@ from there, by small changes, follows no schedule but a factor with the wrong si
 TOGETHER: Final = 20
 """Changes through which groups keep their ratio, or steps in which neither changes, before one that parts counts."""
 
+IDLE_FOR: Final = 30
+"""Steps with a learning rate of 0 in every group, after others, that are told of: a schedule was made for fewer steps.
+The last step of a schedule has it, and a few that wait for a new stage."""
+
+KEPT_RATES: Final = 16
+"""Newest rates of a group that another of its numbers may keep: SpeechBrain has the rate before in `prev_lr`."""
+
 RATE: Final = "lr"
 KNOWN_RATES: Final = ("initial_lr", "max_lr")
 """Options that schedulers add: a rate up to them is planned."""
@@ -86,6 +94,8 @@ class OptionRule(Rule):
         self._batch = BatchSize(arrays)
         self._changed_at: int | None = None
         self._falls: dict[str, ResumedFall] = {}
+        self._rates: dict[str, deque[float]] = {}
+        self._idle_since: int | None = None
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the findings of a record's options, and of groups that parted in an earlier step."""
@@ -105,7 +115,20 @@ class OptionRule(Rule):
                 found.append(self._finding(name, fault))
         if self._falls and not record.skipped:
             found += self._slower(record.step)
-        return found
+        return found + self._idle(record.step)
+
+    def _idle(self, step: int) -> list[Finding]:
+        """Judge, once for each stretch, whether all rates have been 0 for long."""
+        rates = {name: option for name, option in self._options.items() if _key(name) == RATE}
+        if any(option.value != 0 for option in rates.values()) or not any(o.largest for o in rates.values()):
+            self._idle_since = None
+            return []
+        if self._idle_since is None:
+            self._idle_since = max(option.since for option in rates.values())
+        if step != self._idle_since + IDLE_FOR:
+            return []
+        faults = {name: OptionFault("idle", 0.0, option.before, self._idle_since) for name, option in rates.items()}
+        return [self._finding(name, fault) for name, fault in list(faults.items())[:1] if name in self._ids]
 
     def _slower(self, step: int) -> list[Finding]:
         """Judge, once, whether rates that fell when they were saved go on falling in the resumed run."""
@@ -124,6 +147,8 @@ class OptionRule(Rule):
             return None
         if value == known.value:  # a resumed run writes all its options again
             return None
+        if _key(name) == RATE:
+            self._rates.setdefault(name, deque(maxlen=KEPT_RATES)).extend((known.value, value))
         settled = step - known.first >= SETTLED
         fault = self._fault(name, known, value, step) if settled else None
         follow(known, value, step, settled=settled, fault=fault)
@@ -139,7 +164,8 @@ class OptionRule(Rule):
         if _key(name) in KNOWN_RATES:
             return None
         if _key(name) != RATE:
-            return _constancy(known, value, step)
+            is_rate = value in self._rates.get(f"{name.rpartition('.')[0]}.{RATE}", ())
+            return None if is_rate else _constancy(known, value, step)
         anew = began_anew(known, value, step)
         climbed = self._climb(name, known, value, step)
         jumped = glitch(known, value, step) or self._jump(name, known, value, step)
@@ -236,6 +262,9 @@ class OptionRule(Rule):
         if anomaly.statistic == "slower":
             slower = f"the optimizer's {subject} falls more slowly since the run was resumed at step {anomaly.step}"
             return f"{slower}: it is {anomaly.value:.6g}, and at its pace before would be {expected}"
+        if anomaly.statistic == "idle":
+            since = f"all learning rates of the optimizer are 0 since step {anomaly.step}"
+            return f"{since}: the training goes on, and learns nothing"
         now = f"the optimizer's {subject} is {anomaly.value:.6g} at step {anomaly.step}"
         reasons = {
             "largest": f"no rate before was above {expected}",

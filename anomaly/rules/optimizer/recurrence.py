@@ -13,7 +13,7 @@ from trainsentry.anomaly.rules.optimizer.state_recurrences import MOST_WAYS, REC
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, STEP_COUNTER, Series
-from trainsentry.collectors.statistics import INFS, MEAN, NANS, NORM
+from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM
 
 BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
 """Shares of the state's root mean square: float32 sums leave 1e-6, and decay of weights, whose means are known at
@@ -61,6 +61,9 @@ class RecurrenceRule(Rule):
         self._before: Column[Series] = arrays.series.column(np.float64, np.nan)
         self._number_of_ways: dict[str, int] = {}
         self._numel = arrays.series.column(np.float64)
+        # By owner: the largest element and norm of a gradient since the last sample of its states, and of those that
+        # were followed.
+        self._sizes, self._known_sizes = ByParameter(2), ByParameter(2)
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._states: Integers = np.zeros(0, np.int64)
         self._by_kind: list[tuple[int, Integers]] = []
@@ -104,11 +107,25 @@ class RecurrenceRule(Rule):
     def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
         """Compare states with what was predicted; learn the residuals of those that follow."""
         predicted, residuals = nearest(self._predicted.values[:, ids], means, scale)
+        residuals = self._where_known(self._owner.values[ids], residuals)
         with np.errstate(divide="ignore", invalid="ignore"):
             changes = np.nan_to_num(np.abs(means - self._before.values[ids]) / scale)
         found = self._residuals.judge("mean", ids, rows, means, predicted, residuals, changes)
         wrong = self._residuals.most_wrong
         return found if wrong is None else self._lost(ids[wrong], rows[wrong], means[wrong], scale[wrong])
+
+    def _where_known(self, owners: Integers, residuals: Floats) -> Floats:
+        """Return the residuals that say something, NaN for others, and learn the sizes of gradients that follow.
+
+        An optimizer that clips inside its step takes what was read until a gradient is larger than all before it.
+        """
+        sizes, known = self._sizes.get(owners), self._known_sizes.get(owners)
+        fits = residuals <= BOUNDS.least
+        grown = (sizes > known * (1 + BOUNDS.least)).any(axis=0)
+        self._known_sizes.set(owners[fits], np.fmax(known, sizes)[:, fits])
+        self._sizes.set(owners, np.full_like(sizes, np.nan))
+        found: Floats = np.where(grown & ~fits, np.nan, residuals)
+        return found
 
     def _lost(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
         """Return the first of the states that follow from zero, if most of them do from one step on."""
@@ -136,6 +153,8 @@ class RecurrenceRule(Rule):
             taken = np.stack((values[rows, MEAN], values[rows, NORM] ** 2 / size, observed.numel[rows]))
             taken[:, (values[rows][:, [NANS, INFS]] > 0).any(axis=1)] = np.inf  # nothing is known of what follows
             self._pending.set(owners[rows], taken)
+            largest = np.maximum(np.abs(values[rows, MIN]), np.abs(values[rows, MAX]))
+            self._sizes.set(owners[rows], np.fmax(self._sizes.get(owners[rows]), (largest, values[rows, NORM])))
         rows = rows_where(kinds == _COUNTER)
         self._updates.set(owners[rows], values[rows, MEAN][None])
         rows = rows_where(kinds == _WEIGHT)

@@ -10,6 +10,7 @@ from trainsentry.anomaly.features import NOTHING
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter, ParameterNumbers, RecordedOptions
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.rules.scalars.thawed_layers import ThawedLayers
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.anomaly.series_facts import SQUARES
 from trainsentry.collectors.series import OPTION, STEP_COUNTER, Series
@@ -68,7 +69,7 @@ class StateResetRule(Rule):
         self._count, self._first = arrays.series.column(np.float64, np.nan), arrays.series.column(np.int64, -1)
         self._rate = arrays.series.column(np.float64)  # updates that a counter counts in a step
         self._has_option = arrays.series.column(bool, of=lambda s: s.quantity == OF_OPTION)
-        self._options = RecordedOptions(arrays)
+        self._options, self._thawed = RecordedOptions(arrays), arrays.shared(ThawedLayers)
         self._counts = ByParameter(1)  # of this step
         self._least_beta = math.inf
         self._now, self._goes_back = -1, False
@@ -80,6 +81,7 @@ class StateResetRule(Rule):
             self._now, self._goes_back = record.step, False
             self._counts.clear()
         self._note_options(observed)
+        self._thawed.thaws(record)
         restarted = self._restarted(observed)
         finite = (record.columns[NANS] == 0) & (record.columns[INFS] == 0)  # a norm is of the finite elements
         rows = rows_where(self._is_square.values[record.where] & finite)
@@ -115,6 +117,7 @@ class StateResetRule(Rule):
             exact = (count > before) & (before > 0) & self._has_option.values[ids]
             decay[exact] = ROUNDING * _least_share(self._least_beta, before[exact], count[exact])
         judged = (gap > 0) & (gap < LONGEST_GAP) & (numel == self._numel.values[ids])
+        judged &= self._step.values[ids] >= self._thawed.at  # who thaws layers may clear the state
         if not 0 < self._least_beta < 1:
             judged &= (self._first.values[ids] >= 0) & (step - self._first.values[ids] >= YOUNG)
         found: Floats = np.where(judged, self._norm.values[ids] * decay, 0.0)
@@ -138,9 +141,11 @@ class StateResetRule(Rule):
         gap = np.maximum(record.step - self._step.values[ids], 1)
         counted = np.maximum(rate, 1.0) * gap
         restarted = (count < before) & (count <= counted) & (before > counted + COUNTED)
+        is_meant = self._step.values[ids] < self._thawed.at
         self._goes_back |= bool(((count < before) & ~restarted).any())
         self._rate.values[ids] = np.where(count > before, (count - before) / gap, rate)
         self._norm.values[ids], self._step.values[ids] = count, record.step
+        restarted &= ~is_meant
         return [
             _finding(int(ids[i]), int(rows[i]), "value", float(count[i]), float(before[i] + counted[i]), "optimizer")
             for i in rows_where(restarted).tolist()

@@ -1,9 +1,10 @@
-"""Changes that a training loop declares: by the numbers that it logs, or by inputs that grow stage by stage."""
+"""Changes that a loop declares: by numbers that it logs, inputs that grow stage by stage, layers that it thaws."""
 
 import math
 from typing import Final
 
 from trainsentry.anomaly.rules.data.length_schedule import LengthSchedule
+from trainsentry.anomaly.rules.scalars.thawed_layers import ThawedLayers
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import Series
@@ -27,11 +28,11 @@ logged every hundredth step."""
 
 
 class DeclaredChanges:
-    """Follows the declared numbers of a run, and the lengths of its inputs."""
+    """Follows the declared numbers of a run, the lengths of its inputs, and which parameters have gradients."""
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_declared = arrays.series.column(bool, of=_is_declared)
-        self._lengths = LengthSchedule(arrays)
+        self._lengths, self._thawed = LengthSchedule(arrays), arrays.shared(ThawedLayers)
         self._values: dict[int, tuple[float, int]] = {}  # with the step since which each is that
         self._others: dict[int, int] = {}  # values in a row, each another
         self._is_explicit = arrays.series.column(bool, of=lambda s: s.scalar and s.name in EXPLICIT)
@@ -43,7 +44,7 @@ class DeclaredChanges:
         if record is self._noted:
             return self._changed
         self._noted = record
-        self._changed = self._ends_stretch = self._lengths.grows_again(record)
+        self._changed = self._ends_stretch = self._lengths.grows_again(record) | self._thawed.thaws(record)
         for row in rows_where(self._is_declared.values[record.where]).tolist():
             series_id, value = int(record.ids[row]), float(record.values[row, VALUE])
             before, since = self._values.get(series_id, (value, record.step))

@@ -29,6 +29,10 @@ def one_cycle(step):
     return 1e-3 * (0.04 + 0.96 * 0.5 * (1 - math.cos(math.pi * up))) * 0.5 * (1 + math.cos(math.pi * down)) + 1e-9
 
 
+SHORT = 300
+"""Steps of a schedule that was made for fewer steps than are trained."""
+
+
 SCHEDULES = {
     "constant": lambda s: 1e-3,
     "cosine": cosine,
@@ -287,3 +291,35 @@ def test_a_number_that_is_the_optimizers_own_state_is_none_after_a_resume_either
     resumed.rule.load(json.loads(json.dumps(rule.rule.saved(0))))
     assert judged(resumed, again, [120], {LR: 1.0, own: 5e-4}) == []
     assert judged(resumed, again, [121], {own: NO_OPTION}) == []
+
+
+def ends_early(step):
+    return 1e-3 * max(0, 1 - step / SHORT)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (ends_early, [SHORT]),
+        (lambda s: 0.0, [SHORT]),
+        (lambda s: 1e-3, []),
+        (lambda s: ends_early(s - 40), [SHORT + 40]),
+    ],
+    ids=["alike", "a frozen group", "a group that goes on", "a group that ends later"],
+)
+def test_rates_of_zero_are_told_of_once_where_no_group_has_another(alone, judged, other, told):
+    """A scheduler that accelerate steps once for each process ends at half of the steps."""
+    found = run(alone, judged, {LR: ends_early, OTHER: other})
+    assert [(f.step, f.statistic) for f in found if f.statistic == "idle"] == [(step, "idle") for step in told]
+
+
+def test_a_run_whose_rate_is_zero_from_the_start_or_for_its_last_step_is_no_finding(alone, judged):
+    assert run(alone, judged, {LR: lambda s: 0.0}) == []
+    assert run(alone, judged, {LR: lambda s: 1e-3 * max(0, 1 - s / (STEPS - 1))}) == []
+
+
+def test_a_number_that_keeps_the_rate_of_before_is_no_option(alone, judged):
+    """SpeechBrain's `prev_lr`, as its rate is annealed."""
+    rate, kept = lambda s: 2e-3 * 0.8 ** (s // 100), lambda s: 2e-3 * 0.8 ** max(s // 100 - 1, 0)
+    assert run(alone, judged, {LR: rate, ("option.0.0.prev_lr",) * 2: kept}) == []
+    assert len(run(alone, judged, {LR: rate, ("option.0.0.prev_lr",) * 2: lambda s: 3e-3 if s > 200 else 2e-3})) == 1
