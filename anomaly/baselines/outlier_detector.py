@@ -20,8 +20,9 @@ from trainsentry.anomaly.baselines.whole_zeros import WholeZeros
 from trainsentry.anomaly.features import ZEROS_FEATURE
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.data.data_dependence import DataDependence
+from trainsentry.anomaly.rules.optimizer.frozen import LEAST_RATIO
 from trainsentry.anomaly.rules.rule import Observed
-from trainsentry.anomaly.series_arrays import Integers, Mask, SeriesArrays, rows_where
+from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import UPDATE
 from trainsentry.collectors.statistics import INFS, NANS, VALUE, ZEROS
@@ -124,12 +125,13 @@ class OutlierDetector:
         self._known = KnownChanges(arrays)
         self._zeros = WholeZeros(arrays)
         self._levels, self._data = LevelShifts(arrays), arrays.shared(DataDependence)
-        self._loss_level, self._input_level = LossLevel(arrays), InputLevel(arrays)
+        self._loss_level, self._input_level = LossLevel(arrays, self.scoring.learned_loss), InputLevel(arrays)
         self._seen = arrays.shared(SeenSizes)
         self._lowest, self._highest = arrays.series.column(np.float64, np.nan), arrays.series.column(np.float64, np.nan)
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._is_update = arrays.series.column(bool, of=lambda s: s.quantity == UPDATE)
         self._rate_of = arrays.series.column(np.float64, np.nan)  # of an update's samples so far, mostly of the newest
+        self._ratio_of = arrays.series.column(np.float64, np.nan)  # of an update's last sample
         self._most_zeros = arrays.series.column(np.float64, np.nan)
         self._holds_numbers = arrays.layouts.column(bool, of=lambda layout: layout.dtype in _NUMBERS)
         self._surprises: dict[str, Surprises] = {}
@@ -163,7 +165,8 @@ class OutlierDetector:
         is_declared = self._known.note(record)
         if is_declared:
             self.scoring.expect_change()
-        self._expect_lost_updates(record.ids[self._is_update.values[record.where]])
+        updates = self._is_update.values[record.where]
+        self._expect_lost_updates(record.ids[updates], record.values[updates, VALUE])
         self._expect_levels(may_all_change=is_declared or self._known.is_resized(observed))
         divisor = self._known.divisors(record)
         in_a_row, columns = self.scoring.baseline.outliers[record.where], finite_columns(record)
@@ -227,13 +230,17 @@ class OutlierDetector:
             self._loss_level.reset()
             self._levels.reset(slice(None))
 
-    def _expect_lost_updates(self, ids: Any) -> None:
+    def _expect_lost_updates(self, ids: Any, values: Floats) -> None:
         """Forget the shares of zeros of updates at a far larger learning rate: rounding takes more of smaller ones.
 
-        And where the rate rises far, as a schedule restarts: it takes fewer then.
+        And where the rate rises far, as a schedule restarts: it takes fewer then. And those of updates that are a few
+        units in the last place of their weights, by their ratios `values`.
         """
         if self._known.rate_has_risen:
             self.scoring.baseline.forget(ids, ZEROS_FEATURE)
+        ratios = np.where(np.isnan(self._ratio_of.values[ids]), np.inf, self._ratio_of.values[ids])
+        self._ratio_of.values[ids] = values
+        self.scoring.baseline.forget(ids[np.fmin(ratios, values) < LEAST_RATIO], ZEROS_FEATURE)
         rate, known = self._known.rate, self._rate_of.values
         fell = rate * LOST_BELOW <= known[ids]
         self.scoring.baseline.forget(ids[fell], ZEROS_FEATURE)

@@ -19,7 +19,7 @@ from trainsentry.anomaly.anomaly import (
     UNDERFLOW,
     Anomaly,
 )
-from trainsentry.anomaly.finding import ALL
+from trainsentry.anomaly.finding import ALL, DATA
 from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
 from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
 from trainsentry.anomaly.rules.data.missing_input import MissingInputRule
@@ -345,7 +345,8 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
     is_replaced = anomaly.statistic in {HELD, IN_MODEL}
-    if is_switch or is_replaced:  # somebody set it: a mode, a number, another weight
+    is_blank = (anomaly.quantity, anomaly.kind, anomaly.value) == (DATA, DEAD, 1.0)
+    if is_switch or is_replaced or is_blank:  # somebody set it: a mode, a number, another weight; or gave zeros alone
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

@@ -2,12 +2,13 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from trainsentry.anomaly.anomaly import LEVEL_SHIFTS, SHIFT
+from trainsentry.anomaly.baselines.learned_loss import LearnedLoss
 from trainsentry.anomaly.baselines.levels.rank_test import NEW, OLD, first_above, is_another_level, share_above
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed
@@ -31,6 +32,10 @@ told lay at 3.2 and more."""
 TIMES_USUAL: Final = 1.5
 """Least rise, in logarithms, as a multiple of the largest rise over `NEW` losses that the run has had before."""
 
+LASTS: Final = 32
+"""Losses for which a rise must last, beside the first ones, where the loss is still below a tenth of its first values:
+training without clipping rises so by up to twentyfold now and then, and is back after some thirty steps."""
+
 YOUNG: Final = 60
 """Losses before the first verdict: a run that begins may get worse before it gets better."""
 
@@ -50,7 +55,8 @@ class _Losses:
     """The newest losses of a series with their steps, how many it has had, and how far they have risen lately.
 
     The newest rises wait in `rises` until a fault that they may show would have been told; then they are `usual`.
-    `risen_at` is the step of the last rise that was told.
+    `risen_at` is the step of the last rise that was told. `waits` is one that may pass, with the number of losses at
+    which it is told if it lasts.
     """
 
     newest: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=OLD + NEW))
@@ -58,6 +64,7 @@ class _Losses:
     rises: deque[float] = field(default_factory=deque)
     usual: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED // EVERY))
     risen_at: int = -1
+    waits: tuple[Finding, int] | None = None
 
     @property
     def largest_rise(self) -> float:
@@ -67,7 +74,7 @@ class _Losses:
     def add(self, step: int, loss: float) -> None:
         """Append a loss; a run that goes back begins anew."""
         if self.newest and step < self.newest[-1][0]:
-            self.newest.clear()
+            self.forget()
             self.risen_at = -1
         self.newest.append((step, loss))
         self.seen += 1
@@ -81,6 +88,7 @@ class _Losses:
         """Forget the newest losses, whose rise has been told, or which have no level."""
         self.newest.clear()
         self.rises.clear()
+        self.waits = None
 
     def are_worse_since(self, step: int) -> bool:
         """Whether the first losses from a step on are mostly above the last ones before it, or were told to be."""
@@ -97,8 +105,9 @@ class LossLevel:
     Losses that are not positive, as those of policy gradients, have no level.
     """
 
-    def __init__(self, arrays: SeriesArrays) -> None:
+    def __init__(self, arrays: SeriesArrays, learned: LearnedLoss) -> None:
         self._is_loss = arrays.series.column(bool, of=is_loss)
+        self._learned = learned
         self._known: dict[int, _Losses] = {}
 
     def reset(self) -> None:
@@ -113,10 +122,12 @@ class LossLevel:
             known.risen_at = finding.step
 
     def is_usual(self, finding: Finding) -> bool:
-        """Whether the run's loss has risen nearly as far before as a finding says that it has now."""
+        """Whether the run's loss has risen nearly as far before as a finding says that it has now, or it may pass."""
         known = self._known.get(finding.series_id)
         if known is None or not 0 < finding.expected < finding.value:
             return False
+        if self._is_learned(finding.series_id, finding.value):
+            return True
         return math.log(finding.value / finding.expected) < TIMES_USUAL * known.largest_rise
 
     def is_worse_since(self, step: int, last: int | None = None) -> bool:
@@ -138,10 +149,36 @@ class LossLevel:
                 known.forget()
                 continue
             known.add(record.step, loss)
-            if len(known.newest) == OLD + NEW and known.seen >= YOUNG and (risen := _risen(known, series_id, row)):
+            risen = self._lasting(known, row) if known.waits else None
+            if len(known.newest) == OLD + NEW and known.seen >= YOUNG and not known.waits and risen is None:
+                risen = _risen(known, series_id, row)
+                if risen is not None and self._is_learned(series_id, _median(known)):
+                    known.waits, risen = (risen, known.seen + LASTS), None
+            if risen is not None:
                 found.append(risen)
                 self.note_told(risen)
         return found
+
+    def _is_learned(self, series_id: int, loss: float) -> bool:
+        """Whether a loss is so far below the run's first ones that it may rise and fall again."""
+        return bool(self._learned.below([series_id], np.array([math.log(loss)]))[0] > 0)
+
+    def _lasting(self, known: _Losses, row: int) -> Finding | None:
+        """Return a rise that was waited for, once it has lasted, or has come above the tenth of the first losses."""
+        if known.waits is None:
+            return None
+        risen, until = known.waits
+        is_learned = self._is_learned(risen.series_id, _median(known))
+        if known.seen < until and is_learned:
+            return None
+        known.waits = None
+        lasts = not is_learned or _median(known) >= LEAST_RISE * risen.expected
+        return replace(risen, row=row) if lasts else None
+
+
+def _median(known: _Losses) -> float:
+    """Return the median of the newest losses."""
+    return float(np.median([loss for _, loss in list(known.newest)[-NEW:]]))
 
 
 def _risen(known: _Losses, series_id: int, row: int) -> Finding | None:

@@ -9,6 +9,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import STATE_RESET, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
+from trainsentry.anomaly.rules.scalars.thawed_layers import ThawedLayers
 from trainsentry.anomaly.series_arrays import Columns, SeriesArrays, rows_where
 from trainsentry.collectors.series import LOST_STATE, PARAMETER, STEP_COUNTER, Series
 
@@ -41,6 +42,7 @@ class LostStateRule(Rule):
         self._both = self._pairs.column(np.int64)
         self._tells = arrays.series.column(bool, of=lambda s: s.scalar and s.name == LOST_STATE)
         self._is_seen = False
+        self._thawed = arrays.shared(ThawedLayers)
 
         def pair(first: int, new: Sequence[Series]) -> None:
             pairs.extend(self._new_pairs(first, new))
@@ -54,8 +56,11 @@ class LostStateRule(Rule):
         found = []
         if record.step != self._step:
             found = self._missing()
+            if self._thawed.at == self._step:  # who thaws layers may clear the state
+                found = []
             self._step, self._is_seen = record.step, False
             self._in_step.values[:] = False
+        self._thawed.thaws(record)
         self._in_step.values[record.where] = True
         self._is_seen |= bool(self._tells.values[record.where].any())
         return found

@@ -20,6 +20,10 @@ BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
 samples only, 1e-5. Not every optimizer keeps state of these names by these recurrences, so four samples must have
 followed."""
 
+FOLLOWS: Final = 3e-5
+"""Residual up to which a state follows all of its gradients: one element that is clipped leaves more, or nothing after
+some steps."""
+
 MOST_LOST: Final = 0.8
 """Share of the states that follow no more which must follow from zero, at one and the same step."""
 
@@ -61,9 +65,9 @@ class RecurrenceRule(Rule):
         self._before: Column[Series] = arrays.series.column(np.float64, np.nan)
         self._number_of_ways: dict[str, int] = {}
         self._numel = arrays.series.column(np.float64)
-        # By owner: the largest element and norm of a gradient since the last sample of its states, and of those that
-        # were followed.
-        self._sizes, self._known_sizes = ByParameter(2), ByParameter(2)
+        # By owner: the largest element and norm of the step's gradient, of those since the last sample of its states,
+        # and of those that were followed.
+        self._size, self._sizes, self._known_sizes = ByParameter(2), ByParameter(2), ByParameter(2)
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._states: Integers = np.zeros(0, np.int64)
         self._by_kind: list[tuple[int, Integers]] = []
@@ -120,9 +124,9 @@ class RecurrenceRule(Rule):
         An optimizer that clips inside its step takes what was read until a gradient is larger than all before it.
         """
         sizes, known = self._sizes.get(owners), self._known_sizes.get(owners)
-        fits = residuals <= BOUNDS.least
+        fits, follows = residuals <= BOUNDS.least, residuals <= FOLLOWS
         grown = (sizes > known * (1 + BOUNDS.least)).any(axis=0)
-        self._known_sizes.set(owners[fits], np.fmax(known, sizes)[:, fits])
+        self._known_sizes.set(owners[follows], np.fmax(known, sizes)[:, follows])
         self._sizes.set(owners, np.full_like(sizes, np.nan))
         found: Floats = np.where(grown & ~fits, np.nan, residuals)
         return found
@@ -154,7 +158,7 @@ class RecurrenceRule(Rule):
             taken[:, (values[rows][:, [NANS, INFS]] > 0).any(axis=1)] = np.inf  # nothing is known of what follows
             self._pending.set(owners[rows], taken)
             largest = np.maximum(np.abs(values[rows, MIN]), np.abs(values[rows, MAX]))
-            self._sizes.set(owners[rows], np.fmax(self._sizes.get(owners[rows]), (largest, values[rows, NORM])))
+            self._size.set(owners[rows], np.stack((largest, values[rows, NORM])))
         rows = rows_where(kinds == _COUNTER)
         self._updates.set(owners[rows], values[rows, MEAN][None])
         rows = rows_where(kinds == _WEIGHT)
@@ -183,6 +187,9 @@ class RecurrenceRule(Rule):
         if len(self._trail) < LONGEST_TRAIL and numbers <= LARGEST_TRAIL:
             self._trail.append((step, self._predicted.values[:, states], self._left.values[:, states]))
         self._pending.clear()
+        everyone = np.arange(self._size.values.shape[1])
+        self._sizes.set(everyone, np.fmax(self._sizes.get(everyone), self._size.values))
+        self._size.clear()
         self._step = step
 
     def _advance_kind(self, states: Integers, quantity: str) -> None:

@@ -29,6 +29,14 @@ def test_execution_order_decides_within_a_step():
     assert order_of(found)[0][0] == "m2.output.0"
 
 
+def test_an_input_of_zeros_alone_comes_before_what_is_computed_from_it():
+    """A gradient that is zero for long is told later, without a place in the execution order of its first step."""
+    gone = anomaly("a.weight", "gradient", 3, order=0, kind="gradient_flow", detector="zero_gradient", score=57.0)
+    blank = {"kind": "dead", "statistic": "zeros", "detector": "spike", "score": 20.0}
+    assert order_of([gone, anomaly("input.0", "data", 3, order=9, value=1.0, **blank)])[0][0] == "input.0"
+    assert order_of([gone, anomaly("input.0", "data", 3, order=9, value=0.7, **blank)])[0][0] == "a.weight"
+
+
 def test_what_was_passed_on_comes_later():
     passed = anomaly("a.output.0", "activation_output", 3, order=0, passed_on=True)
     origin = anomaly("b.output.0", "activation_output", 3, order=9)

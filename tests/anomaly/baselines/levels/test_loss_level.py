@@ -39,6 +39,20 @@ def test_a_spike_that_passes_and_a_slow_rise_are_no_other_level():
     assert told(lambda step: 1.0 + step / 300, swing=0.2) == []
 
 
+@pytest.mark.parametrize(("lasts", "is_told"), [(10, False), (24, False), (100, True)])
+@pytest.mark.parametrize("is_known_by_heart", [True, False])
+def test_a_loss_far_below_its_start_may_rise_and_fall_again(lasts, is_told, is_known_by_heart):
+    """At the edge of stability it does so for some thirty steps; where it began nearby, it is told at once."""
+    start = 1.4 if is_known_by_heart else 0.02
+
+    def level(step):
+        return max(start * 0.5 ** (step / 4), 0.02) * (3.0 if 300 <= step < 300 + lasts else 1.0)
+
+    found = [step for name, step in told(level, 420, swing=0.1) if name == "loss"]
+    assert bool(found) == (is_told or not is_known_by_heart)
+    assert all(step in range(298, 304) for step in found[:1])
+
+
 def test_losses_that_are_alike_by_eights_are_seldom_told():
     """As those of the minibatches of one rollout are; eight independent ones would be told in each of these runs."""
     runs = []
