@@ -8,11 +8,13 @@ PIP := $(BIN)/$(INSTALL) --constraint constraints.txt
 # Some machines are told to keep nothing that was compiled; then every process of the tests would compile all of it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-# The tests in parts of about the same size, which run beside each other; what no other part names is in the first.
+# The tests in parts of about the same size, which run beside each other; what no other part names is in the first. The
+# open faults among ranks use the ranks that the distributed tests keep alive.
 PARTS := pytest-others pytest-ranks pytest-scenarios pytest-collectors
-FOLDERS_ranks := tests/distributed
+FOLDERS_ranks := tests/distributed tests/scenarios/test_open_faults.py
 FOLDERS_scenarios := tests/scenarios tests/packaging
 FOLDERS_collectors := tests/collectors
+ELSEWHERE_scenarios := tests/scenarios/test_open_faults.py
 NAMED := $(foreach part,ranks scenarios collectors,$(FOLDERS_$(part)))
 DEVICE_TESTS_ON_CPU := truth same_step stops random_states
 
@@ -50,7 +52,7 @@ pytest-collectors: $(VENV)/dev.stamp
 	TRAINSENTRY_TEST_DEVICE=cpu $(BIN)/python -m pytest $(DEVICE_TESTS_ON_CPU:%=tests/on_device/test_%.py)
 
 pytest-ranks pytest-scenarios: pytest-%: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest $(FOLDERS_$*)
+	$(BIN)/python -m pytest $(FOLDERS_$*) $(ELSEWHERE_$*:%=--ignore=%)
 
 # An NPU on the CPU, compiled for the tests. torch's PrivateUse1 has one name a process, so it has a process of its own.
 simulated: $(VENV)/dev.stamp

@@ -90,10 +90,6 @@ STALE_UPDATE = "stale_update"
 """Prefix of `stale_update.<optimizer>`, the scalar, 1, of an update whose gradients were not written since the update
 before it."""
 
-OWN_GRADIENT_WRITES = "own_gradient_writes"
-"""Prefix of `own_gradient_writes.<optimizer>`, the scalar, 1, of an optimizer whose step changes the gradients before
-it uses them, as one that clips them; it has one row."""
-
 BUFFER_WRITES = "buffer_writes"
 """Prefix of `buffer_writes.<buffer>`, the scalar of how many times more a buffer was written since the update before
 than those that were written like it; it has a row where it changes."""

@@ -63,8 +63,9 @@ class Negligible:
         found: Floats = self._floor.values.take(rows.group, axis=1)
         for number, of in rows.groups:
             share = LEAST_SIZE.get(self.groups.names[number])
-            known = np.isfinite(features[:SIZES, of]).sum(axis=1)
-            if share is not None and (known >= LEAST_SERIES).all():
+            if share is None or len(of) < LEAST_SERIES:
+                continue
+            if (np.isfinite(features[:SIZES, of]).sum(axis=1) >= LEAST_SERIES).all():
                 found[:, of] = np.fmax(
                     found[:, of], np.nanmedian(features[:SIZES, of], axis=1)[:, None] + np.log(share)
                 )

@@ -159,10 +159,10 @@ class OutlierDetector:
         self._data.note(observed)
         judged = observed.judged & ~self._changed_sign(record, scalar) & ~resting
         judged &= ~self._follows_data(observed, resting)
-        if self._known.rate_is_zero:  # then updates are
-            judged &= ~self._is_update.values[record.where]
         observed = replace(observed, judged=judged, excused=observed.excused | resting)
         is_declared = self._known.note(record)
+        if self._known.rate_is_zero:  # then updates are
+            judged = judged & ~self._is_update.values[record.where]
         if is_declared:
             self.scoring.expect_change()
         updates = self._is_update.values[record.where]
@@ -268,6 +268,8 @@ class OutlierDetector:
         self.scoring.learn(ids, scored, healthy, record.step)
         self.scoring.common.learn(scored.common)
         self._learn_later(outliers, observed.judged & healthy)
+        if verdict.alarm or outliers.levels:
+            self._seen.reject()
         if verdict.alarm:
             self.scoring.reset_drift(ids[outliers.listed])
 
@@ -342,6 +344,7 @@ class OutlierDetector:
         """Return the learned state as plain data; `size` is the number of series."""
         surprises = {key: surprises.saved() for key, surprises in self._surprises.items()}
         by_series = {"levels": self._levels.saved(size), "data_dependence": self._data.saved(size)}
+        by_series["seen_sizes"] = self._seen.saved(size)
         return {**self.scoring.saved(size), **by_series, "surprises": surprises}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -361,5 +364,6 @@ class OutlierDetector:
             self._levels.adopt(series_id, state["levels"], position)
         if "data_dependence" in state:
             self._data.adopt(series_id, state["data_dependence"], position)
+        self._seen.adopt(series_id, state.get("seen_sizes", {}), position)
         self.scoring.step_noise.adopt(series_id, state.get("leaps", {}), position)
         self.scoring.learned_loss.adopt(series_id, state.get("loss_starts", {}), position)

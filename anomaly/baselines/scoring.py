@@ -33,9 +33,10 @@ MEANS_AFTER: Final = 32
 and biases another sign. The output of a wide net had one at step 16."""
 
 LARGEST_OF_ADAM: Final = 1.2
-"""Log of the largest element of an update, over the learning rate, up to which only its norm is judged: Adam answers
-the first gradient of a unit that had none for long by (1 − β₁) / √(1 − β₂), which is 3.2 (Kingma and Ba, "Adam", 2015,
-section 2.1)."""
+USUAL_OF_ADAM: Final = -2.3
+"""Log of the largest element of an update, over the learning rate, up to which only its norm is judged, where it is
+usually above a tenth: Adam answers the first gradient of a unit that had none for long by (1 − β₁) / √(1 − β₂), which
+is 3.2 (Kingma and Ba, "Adam", 2015, section 2.1). Updates of SGD, which are gradients, are smaller."""
 
 DRIFT_WARM_UP: Final = 40
 """Samples before a drift counts: a young model drifts everywhere."""
@@ -111,6 +112,7 @@ class Scoring:
         moved = _moved_mean(features, newest, location)
         jump[MEAN_FEATURE] = np.sign(jump[MEAN_FEATURE]) * np.fmin(np.abs(jump[MEAN_FEATURE]), moved)
         within = self._is_update.values[ids] & (features[MAX_FEATURE] <= LARGEST_OF_ADAM)
+        within &= location[MAX_FEATURE] >= USUAL_OF_ADAM
         distance[MAX_FEATURE, within] = jump[MAX_FEATURE, within] = 0.0
         jump[MEAN_FEATURE, moved <= TIMES_MOVED * self._mean_moves.values[ids]] = 0.0
         distance.flat[unknown] = jump.flat[unknown] = 0.0

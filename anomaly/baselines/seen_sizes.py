@@ -46,14 +46,28 @@ class SeenSizes:
         with np.errstate(divide="ignore"):
             sizes = np.log((root, np.maximum(np.abs(columns[MIN]), np.abs(columns[MAX]))))
         both = np.concatenate((-sizes, sizes))
-        most = self._most.values
+        most, known = self._most.values, np.isfinite(sizes).all(axis=0)
         self.familiar[followed] = (both <= most[0][:, ids] + np.log(MARGIN)).all(axis=0)
         self.within[followed] = (both <= most[0][:, ids]).all(axis=0)
-        most[2][:, ids] = np.fmax(most[2][:, ids], both)
+        most[2][:, ids[known]] = np.fmax(most[2][:, ids[known]], both[:, known])
         self._records += 1
         if self._records % BLOCK == 0:
             most[0] = np.maximum(most[0], most[1])
             most[1], most[2] = most[2], -np.inf
+
+    def reject(self) -> None:
+        """Forget the newest records: something was wrong in the last one."""
+        self._most.values[1:] = -np.inf
+
+    def saved(self, size: int) -> dict[str, list[float]]:
+        """Return the sizes of the first `size` series that have any, by their positions."""
+        most = self._most.values[0][:, :size]
+        return {str(i): most[:, i].tolist() for i in np.isfinite(most).all(axis=0).nonzero()[0].tolist()}
+
+    def adopt(self, series_id: int, saved: dict[str, list[float]], position: int) -> None:
+        """Restore a series from `position` of the saved ones."""
+        if str(position) in saved:
+            self._most.values[0][:, series_id] = saved[str(position)]
 
 
 def _is_followed(series: Series) -> bool:

@@ -82,9 +82,8 @@ gradients of a layer that has converged shrink."""
 
 FALLING: Final = frozenset({GRADIENT, GRADIENT_UNREDUCED, ACTIVATION_GRAD_INPUT, ACTIVATION_GRAD_OUTPUT, UPDATE})
 
-LEAST_FALL_OF_LOSS: Final = 2.3
-"""The same for the loss, from one sample to the next: a factor of ten. A slow fall is the purpose of training. Where a
-loop logs the mean of an epoch so far, as Keras does, each epoch begins with a fall to a third."""
+LEAST_FALL_OF_LOSS: Final = 1.1
+"""The same for the loss, from one sample to the next: a factor of three. A slow fall is the purpose of training."""
 
 
 def least_fall_of(series: Series) -> float:

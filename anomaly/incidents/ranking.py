@@ -22,6 +22,7 @@ from trainsentry.anomaly.anomaly import (
 from trainsentry.anomaly.finding import ALL, DATA
 from trainsentry.anomaly.rules.buffers.buffer_writes import BufferWritesRule
 from trainsentry.anomaly.rules.buffers.constant_buffer import ConstantBufferRule
+from trainsentry.anomaly.rules.data.constant_data import ConstantDataRule
 from trainsentry.anomaly.rules.data.missing_input import MissingInputRule
 from trainsentry.anomaly.rules.data.repeated_samples import RepeatedSamplesRule
 from trainsentry.anomaly.rules.operations import OperationsRule
@@ -324,6 +325,13 @@ def _is_changed_by_code(anomaly: Anomaly) -> bool:
     return anomaly.kind in {DTYPE_CHANGE, PRECISION} and anomaly.quantity == ACTIVATION_OUTPUT
 
 
+def _is_blank(anomaly: Anomaly) -> bool:
+    """Whether an anomaly says that an input of the model is zeros alone."""
+    all_are_zero = (anomaly.statistic, anomaly.value) == ("zeros", 1.0)
+    is_constant = anomaly.detector == ConstantDataRule.name and anomaly.value == 0
+    return anomaly.quantity == DATA and (all_are_zero or is_constant)
+
+
 def _place_unused(anomaly: Anomaly, step: int, since: int) -> Ranked:
     """Return the place of a missing update, or of an output, of a module that is not used since a step."""
     if anomaly.quantity == ACTIVATION_OUTPUT and not anomaly.passed_on:
@@ -345,8 +353,9 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
     is_replaced = anomaly.statistic in {HELD, IN_MODEL}
-    is_blank = (anomaly.quantity, anomaly.kind, anomaly.value) == (DATA, DEAD, 1.0)
-    if is_switch or is_replaced or is_blank:  # somebody set it: a mode, a number, another weight; or gave zeros alone
+    if (
+        is_switch or is_replaced or _is_blank(anomaly)
+    ):  # somebody set it: a mode, a number, another weight; or gave zeros alone
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

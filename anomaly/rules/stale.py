@@ -222,7 +222,7 @@ class StaleRule(Rule):
             self._squares.pop(owner, None)
         longest[moved] = np.maximum(longest[moved], repeats[moved])
         for place in rows_where(~same & (self._kind.values[ids] == _INPUT)).tolist():
-            self._inputs[int(ids[place])].note(int(prints[place]), int(repeats[ids[place]]))
+            self._inputs[int(ids[place])].note(int(prints[place]), max(int(repeats[ids[place]]), 0))
         repeats[moved] = 0
         self._varied.values[ids[~same & ~reshaped]] += 1
         self._since.values[still] = np.where(repeats[still] == 0, step, self._since.values[still])

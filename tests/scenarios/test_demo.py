@@ -27,7 +27,7 @@ def assert_what_is_named_is_there(output, out):
     assert all((out / name).exists() for name in named)
 
 
-@pytest.mark.parametrize("parameter", ["blocks.2.attention.qkv.weight", "token.weight", "blocks.0.norm2.weight"])
+@pytest.mark.parametrize("parameter", ["token.weight", "blocks.0.norm2.weight"])
 def test_the_first_suspect_is_the_flipped_parameter(tmp_path, parameter):
     out = tmp_path / "demo"
     result = invoke("demo", "--steps", 60, "--seed", 4, "--fault-parameter", parameter, "--output-dir", out)
@@ -103,7 +103,7 @@ def forked_ranks(monkeypatch):
     monkeypatch.setattr("trainsentry.monitor.demo.ranks.subprocess", popen)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])  # the clean run below is of fsdp2
 def test_on_two_ranks_the_rank_and_the_layer_are_named(tmp_path, strategy, request):
     if strategy == "zero3":
         pytest.importorskip("deepspeed")

@@ -81,7 +81,7 @@ class _Losses:
         if len(self.newest) == OLD + NEW and self.seen >= YOUNG and self.seen % EVERY == 0:
             losses = np.array([value for _, value in self.newest])
             self.rises.append(float(np.log(np.median(losses[OLD:]) / np.median(losses[:OLD]))))
-            if len(self.rises) > 1 + NEW // EVERY:
+            while len(self.rises) > 1 + NEW // EVERY and self.waits is None:
                 self.usual.append(max(self.rises.popleft(), 0.0))
 
     def forget(self) -> None:

@@ -43,9 +43,9 @@ MATRIX: Final = 2
 class RestingCopiesRule(Rule):
     """Compares the samples of weights that have neither a gradient nor an update, while other weights move.
 
-    A buffer of two or more dimensions that has the shape of a weight is a copy too, as some libraries keep targets.
-    Targets, teachers and averages of weights are such copies. One of a module that is called no more rests by right,
-    and what `stopped_writes` tells of is told once.
+    A buffer that has the shape of a weight, of two or more dimensions, and its last name is a copy too, as some
+    libraries keep targets. Targets, teachers and averages of weights are such copies. One of a module that is called no
+    more rests by right, and what `stopped_writes` tells of is told once.
     """
 
     name: ClassVar[str] = "resting_copies"
@@ -68,6 +68,9 @@ class RestingCopiesRule(Rule):
         self._rests, self._longest = series.column(np.int32), series.column(np.int32)
         self._since, self._told = series.column(np.int64, -1), series.column(bool)
         self._others: set[str] = set()
+        self._leaves: set[str] = set()
+        self._series = arrays.table.series
+        series.before_growth(lambda _, new: self._leaves.update(_leaf(s) for s in new if s.quantity == PARAMETER))
         self._checked = series.column(bool)
         self._due: list[int] = []
         self._step = -1
@@ -93,9 +96,11 @@ class RestingCopiesRule(Rule):
 
     def _are_weights(self, record: StepRecord) -> Mask:
         """Return which rows are of weights, or of buffers that look like their copies, shape (n,)."""
-        is_weight = self._is_weight.values[record.where]
-        self._is_of_weight.values[record.layouts[is_weight & self._is_of_matrix.values[record.layouts]]] = True
+        is_weight, is_matrix = self._is_weight.values[record.where], self._is_of_matrix.values[record.layouts]
+        self._is_of_weight.values[record.layouts[is_weight & is_matrix]] = True
         is_copy = self._is_buffer.values[record.where] & self._is_of_weight.values[record.layouts]
+        for row in rows_where(is_copy).tolist():
+            is_copy[row] = _leaf(self._series[record.ids[row]]) in self._leaves
         return np.asarray(is_weight | is_copy, bool)
 
     def _note_others(self, observed: Observed) -> None:
@@ -145,3 +150,7 @@ class RestingCopiesRule(Rule):
             f"{subject} is exactly the same at each sample since step {anomaly.step}, while others are trained: it "
             "was kept up to date until then, and is so no more"
         )
+
+
+def _leaf(series: Series) -> str:
+    return series.name.rpartition(".")[2]

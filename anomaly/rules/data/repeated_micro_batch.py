@@ -1,5 +1,6 @@
 """A step whose micro-steps get the same micro-batch, although they never did before."""
 
+from collections import deque
 from typing import ClassVar, Final
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, Anomaly
@@ -7,7 +8,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
-from trainsentry.collectors.statistics import STATISTICS, are_whole, content_fingerprints
+from trainsentry.collectors.statistics import STATISTICS, content_fingerprints
 
 SCORE: Final = 60.0
 """Deviations: as strong as a rule whose bound holds for any run."""
@@ -15,10 +16,11 @@ SCORE: Final = 60.0
 DIFFERENT_BEFORE: Final = 20
 """Steps with different micro-batches before one with the same is a fault: some runs repeat a batch by design."""
 
+REMEMBERED: Final = 256
 CHANCE: Final = 1e-6
-"""Probability below which steps in a row with the same micro-batch are no chance, where all inputs are whole numbers:
-masks and one-hot vectors of a few samples have few statistics. Five such steps after 20 with different ones, two after
-a thousand; the share of such steps is taken by the rule of succession (Laplace, 1814)."""
+"""Micro-batches of earlier steps with which new ones are compared, and the probability below which steps in a row with
+the same micro-batch are no chance. Masks and one-hot vectors of a few samples have few statistics: where some of
+different steps are alike, their share says how often those of one step are. Where none ever was, one step is told."""
 
 TWO: Final = 2
 """Micro-steps from which on there is something to compare."""
@@ -28,8 +30,7 @@ class RepeatedMicroBatchRule(Rule):
     """Compares all inputs of the model together between the micro-steps of a step, to the bit of their statistics.
 
     A loader whose iterator is made anew in each micro-step gives its first batch again and again; the gradients are
-    then those of a smaller batch. A step is judged when the next one begins. Inputs of whole numbers may have the same
-    statistics by chance, and are judged by several steps in a row.
+    then those of a smaller batch. A step is judged when the next one begins.
     """
 
     name: ClassVar[str] = "repeated_micro_batch"
@@ -39,8 +40,10 @@ class RepeatedMicroBatchRule(Rule):
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_input = arrays.series.column(bool, of=lambda s: s.is_model_input)
         self._has_micro_steps = arrays.series.column(bool, of=lambda s: s.micro_step > 0)
-        self._step, self._different, self._by_chance = -1, 0, 0
-        self._in_row, self._since, self._whole = 0, -1, True
+        self._step, self._different = -1, 0
+        self._in_row, self._since = 0, -1
+        self._earlier: deque[int] = deque(maxlen=REMEMBERED)
+        self._alike = self._compared = 0
         self._batches: dict[int, int] = {}  # the bits of all inputs, by micro-step
         self._first_input: dict[int, int] = {}
 
@@ -55,8 +58,9 @@ class RepeatedMicroBatchRule(Rule):
         found: list[Finding] = []
         if record.step != self._step:
             found = self._end_step()
-            self._step, self._batches, self._whole = record.step, {}, True
-        self._whole &= bool(are_whole(record.values[rows]).all())
+            if record.step < self._step:  # the run goes back, and its batches come again
+                self._earlier.clear()
+            self._step, self._batches = record.step, {}
         for row, bits in zip(rows.tolist(), content_fingerprints(record.values[rows]).tolist(), strict=True):
             series_id = int(record.ids[row])
             micro_step = observed.table.series[series_id].micro_step
@@ -70,16 +74,21 @@ class RepeatedMicroBatchRule(Rule):
         again = [m for m in sorted(self._batches) if firsts.setdefault(self._batches[m], m) != m]
         if len(self._batches) < TWO:
             return []
+        pairs = len(self._batches) * (len(self._batches) - 1) / 2
+        by_chance = pairs * self._alike / max(self._compared, 1)
+        new = set(self._batches.values())
+        self._alike += sum(batch in new for batch in self._earlier)
+        self._compared += len(self._earlier) * len(new)
+        self._earlier.extend(new)
         if not again:
-            self._different, self._by_chance, self._in_row = self._different + 1, self._by_chance + self._in_row, 0
+            self._different, self._in_row = self._different + 1, 0
             return []
         if self._different < DIFFERENT_BEFORE:
             self._different = 0
             return []
         self._since = self._step if not self._in_row else self._since
         self._in_row += 1
-        share = (self._by_chance + 1) / (self._by_chance + self._different + 2)
-        if self._whole and share**self._in_row >= CHANCE:
+        if min(by_chance, 1.0) ** self._in_row >= CHANCE:
             return []
         detail = (DUPLICATE_DATA, self.name, "batch", float(again[0]), 0.0, SCORE)
         series_id = self._first_input[again[0]]

@@ -63,10 +63,12 @@ SAME_FACTOR: Final = 0.2
 """Most by which a fall of the loss may differ from that of all gradients, and by which the loss may rise where it is to
 stay, in log units: losses of batches swing."""
 
+FIRST: Final = 2
 NEWEST: Final = 4
 SWINGS: Final = 1.6
-"""Steps before a change whose median loss is the usual one, and how much of the median move from one step to the next
-is added to what it may rise by: of normal swings, two standard deviations of the difference of both medians."""
+"""First steps of a change whose losses are compared, steps before it whose median loss is the usual one, and how much
+of the median move from one step to the next is added to what it may rise by: of normal swings, two standard deviations
+of the difference of both medians."""
 
 
 class GradientScaleRule(Rule):
@@ -192,7 +194,7 @@ class GradientScaleRule(Rule):
         steady &= abs(since[0] - mean) >= AT_ONCE * abs(moved)
         if back or not steady or abs(moved) < max(LEAST_FACTOR * 0.8, DEVIATIONS * swings):
             return []
-        if not (_fell_as_far(before[:, 2].tolist(), losses, moved) if falls else _stays(before[:, 2], losses)):
+        if not (_fell_as_far(before[:, 2].tolist(), losses, moved) if falls else _stays(before[:, 2], losses[:FIRST])):
             return []
         detail = (SHIFT, self.name, "norm", math.exp(moved), 1.0, SCORE)
         return [Finding(self._first[0], self._first[1], *detail, step=onset, last_clean=onset - 1, passed_on=False,
@@ -229,9 +231,10 @@ def _fell_as_far(before: list[float], since: list[float], moved: float) -> bool:
 
 
 def _stays(before: Floats, since: list[float]) -> bool:
-    """Return whether the loss does not rise from the steps right before on; it falls by and by, from batch to batch.
+    """Return whether the loss does not rise from the steps right before to the first ones; it falls by and by.
 
-    Gradients of training without clipping grow at the edge of stability, and the loss then rises with them.
+    Gradients of training without clipping grow at the edge of stability, and the loss rises with them. Where a division
+    is missing, it rises after the first updates at the earliest.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         logs, newest = np.log(before[~np.isnan(before)]), np.log([x for x in since if not math.isnan(x)])

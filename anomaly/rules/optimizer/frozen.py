@@ -1,6 +1,7 @@
 """A parameter with a gradient whose update is zero or missing."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -15,6 +16,7 @@ from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import (
     ACTIVATION_GRAD_OUTPUT,
+    ACTIVATION_INPUT,
     ACTIVATION_OUTPUT,
     ACTIVATION_QUANTITIES,
     GRADIENT,
@@ -34,7 +36,7 @@ from trainsentry.collectors.series import (
     Series,
     SeriesTable,
 )
-from trainsentry.collectors.statistics import NORM, VALUE
+from trainsentry.collectors.statistics import NORM, VALUE, content_fingerprints
 
 Rows = npt.NDArray[np.intp]
 
@@ -84,6 +86,8 @@ NEVER_MOVED_AFTER: Final = 10
 """Sampled updates after which the rule looks, once, for parameters that never moved, and steps with gradients after
 which it looks for those that had neither gradient nor update: gradients are sampled more often."""
 
+
+_PASSES: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT, ACTIVATION_GRAD_OUTPUT})
 
 LONGER: Final = 10
 """Factor on that number of steps where no activation shows which modules were called: experts wait for tokens."""
@@ -135,9 +139,9 @@ class FrozenRule(Rule):
         self._graded = False
         self._never: set[int] = set()
         self._constants: set[str] = set()
-        self._is_output = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_OUTPUT)
-        self._is_output_gradient = arrays.series.column(bool, of=lambda s: s.quantity == ACTIVATION_GRAD_OUTPUT)
-        self._with_output: set[str] = set()
+        self._passes = arrays.series.column(bool, of=lambda s: s.quantity in _PASSES)
+        self._outputs: defaultdict[str, set[int]] = defaultdict(set)
+        self._given: defaultdict[int, set[str]] = defaultdict(set)
         self._with_gradient: set[str] = set()
         self._some_rest = self._most_frozen = False
 
@@ -287,17 +291,23 @@ class FrozenRule(Rule):
         return called is not False
 
     def _is_unused(self, module: str) -> bool:
-        """Whether a module was called, and no gradient came to its output, as others' outputs have them."""
-        return module in self._with_output and bool(self._with_gradient) and module not in self._with_gradient
+        """Whether no gradient came to a module's output, which no module with a gradient was given."""
+        given = {to for bits in self._outputs.get(module, ()) for to in self._given.get(bits, ())}
+        return bool(self._with_gradient) and module in self._outputs and not (given | {module}) & self._with_gradient
 
     def _note_outputs(self, observed: Observed) -> None:
-        """Note, until parameters that never moved are told of, whose outputs were sampled, and whose gradients."""
+        """Note, until parameters that never moved are told of, what modules gave and were given, by its bits."""
         if self._graded_steps >= NEVER_MOVED_AFTER:
             return
         record, series = observed.record, observed.table.series
-        for is_of, modules in ((self._is_output, self._with_output), (self._is_output_gradient, self._with_gradient)):
-            rows = rows_where(is_of.values[record.where] & (record.columns[NORM] != 0))
-            modules.update(series[i].module for i in record.ids[rows].tolist())
+        rows = rows_where(self._passes.values[record.where] & (record.columns[NORM] != 0))
+        for i, bits in zip(record.ids[rows].tolist(), content_fingerprints(record.values[rows]).tolist(), strict=True):
+            if series[i].quantity == ACTIVATION_GRAD_OUTPUT:
+                self._with_gradient.add(series[i].module)
+            elif series[i].quantity == ACTIVATION_OUTPUT:
+                self._outputs[series[i].module].add(bits)
+            else:
+                self._given[bits].add(series[i].module)
 
     def _never_moved(self, table: SeriesTable, moving: set[str], statistic: str = "norm") -> list[Finding]:
         """Return the parameters that are not among the moving ones, where they are few; each is reported once."""
@@ -358,8 +368,8 @@ class FrozenRule(Rule):
             if anomaly.statistic == UNUSED:
                 module = anomaly.name.rpartition(".")[0]
                 return (
-                    f"parameter {anomaly.name} has never moved up to step {anomaly.step}: {module} is called, but the "
-                    "loss does not depend on what it gives"
+                    f"parameter {anomaly.name} has never moved up to step {anomaly.step}: {module} is called, but no "
+                    "gradient comes to what it gives, which is not used, or detached"
                 )
             why = ": no gradient comes to it, or no optimizer holds it" if anomaly.statistic == NO_GRADIENT else ""
             return f"parameter {anomaly.name} has never moved up to step {anomaly.step}, although most others move{why}"

@@ -25,7 +25,7 @@ from trainsentry.anomaly.rules.optimizer.rate_schedule import (
 )
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import NO_OPTION, OPTION, option_parts
+from trainsentry.collectors.series import NO_OPTION, OPTION, option_name, option_parts
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -95,7 +95,8 @@ class OptionRule(Rule):
         self._changed_at: int | None = None
         self._falls: dict[str, ResumedFall] = {}
         self._rates: dict[str, deque[float]] = {}
-        self._idle_since: int | None = None
+        self._groups: dict[tuple[int, int], str] = {}  # with the name of the rate that each has or lacks
+        self._first_step, self._idle_is_told = -1, False
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the findings of a record's options, and of groups that parted in an earlier step."""
@@ -118,17 +119,25 @@ class OptionRule(Rule):
         return found + self._idle(record.step)
 
     def _idle(self, step: int) -> list[Finding]:
-        """Judge, once for each stretch, whether all rates have been 0 for long."""
-        rates = {name: option for name, option in self._options.items() if _key(name) == RATE}
-        if any(option.value != 0 for option in rates.values()) or not any(o.largest for o in rates.values()):
-            self._idle_since = None
+        """Judge, once for each stretch, whether all rates have been 0 for long; each group must have one."""
+        if step < self._first_step or self._first_step < 0:
+            self._first_step = step
+        rates = [self._options[name] for name in self._groups.values() if name in self._options]
+        is_idle = len(rates) == len(self._groups) and all(option.value == 0 for option in rates)
+        if not is_idle or not any(option.largest for option in rates):
+            self._idle_is_told = False
             return []
-        if self._idle_since is None:
-            self._idle_since = max(option.since for option in rates.values())
-        if step != self._idle_since + IDLE_FOR:
+        since = max(option.since for option in rates)
+        if self._idle_is_told or step < max(since, self._first_step) + IDLE_FOR:
             return []
-        faults = {name: OptionFault("idle", 0.0, option.before, self._idle_since) for name, option in rates.items()}
-        return [self._finding(name, fault) for name, fault in list(faults.items())[:1] if name in self._ids]
+        self._idle_is_told = True
+        name = next(iter(self._groups.values()))
+        fault = OptionFault("idle", 0.0, self._options[name].before, since)
+        return [self._finding(name, fault)] if name in self._ids else []
+
+    def _note_group(self, name: str) -> None:
+        optimizer, group, _ = option_parts(name) or (0, 0, "")
+        self._groups[optimizer, group] = _rate_of(name)
 
     def _slower(self, step: int) -> list[Finding]:
         """Judge, once, whether rates that fell when they were saved go on falling in the resumed run."""
@@ -144,11 +153,12 @@ class OptionRule(Rule):
         known = self._options.get(name)
         if known is None:
             self._options[name] = Option(value, step, step, start=value, largest=abs(value))
+            self._note_group(name)
             return None
         if value == known.value:  # a resumed run writes all its options again
             return None
         if _key(name) == RATE:
-            self._rates.setdefault(name, deque(maxlen=KEPT_RATES)).extend((known.value, value))
+            self._rates.setdefault(name, deque([known.start], maxlen=KEPT_RATES)).extend((known.value, value))
         settled = step - known.first >= SETTLED
         fault = self._fault(name, known, value, step) if settled else None
         follow(known, value, step, settled=settled, fault=fault)
@@ -164,8 +174,8 @@ class OptionRule(Rule):
         if _key(name) in KNOWN_RATES:
             return None
         if _key(name) != RATE:
-            is_rate = value in self._rates.get(f"{name.rpartition('.')[0]}.{RATE}", ())
-            return None if is_rate else _constancy(known, value, step)
+            rates = self._rates.get(_rate_of(name), ())
+            return None if value in rates and known.value in rates else _constancy(known, value, step)
         anew = began_anew(known, value, step)
         climbed = self._climb(name, known, value, step)
         jumped = glitch(known, value, step) or self._jump(name, known, value, step)
@@ -302,6 +312,7 @@ class OptionRule(Rule):
             known = Option(float(value), int(since), int(first), float(start), largest=float(largest))
             known.largest_jump, known.ratios, known.changes = float(jump), [float(usual)], [float(c) for c in changes]
             self._options[name] = known
+            self._note_group(name)
             fall = ResumedFall.of(known) if _key(name) == RATE else None
             if fall is not None:
                 self._falls[name] = fall
@@ -315,6 +326,12 @@ def words_of(name: str) -> str:
     """
     optimizer, group, key = option_parts(name) or (0, 0, name)
     return f"{key} of group {group}" + (f" of optimizer {optimizer}" if optimizer else "")
+
+
+def _rate_of(name: str) -> str:
+    """Return the name of the rate of an option's group."""
+    optimizer, group, _ = option_parts(name) or (0, 0, "")
+    return option_name(optimizer, group, RATE)
 
 
 def _key(name: str) -> str:

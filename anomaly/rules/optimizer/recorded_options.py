@@ -8,7 +8,7 @@ import numpy as np
 
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, Integers, SeriesArrays, rows_where
-from trainsentry.collectors.series import FOUND_INF, GRADIENT, NO_OPTION, OWN_GRADIENT_WRITES, Series, option_parts
+from trainsentry.collectors.series import FOUND_INF, GRADIENT, NO_OPTION, Series, option_parts
 from trainsentry.collectors.statistics import VALUE
 
 RATE: Final = "lr"
@@ -20,25 +20,17 @@ _NOT_LINEAR: Final = frozenset({"alpha", "betas.0", "ns_steps", "trust_coefficie
 
 
 class RecordedOptions:
-    """The options of all groups of all optimizers, as they were last recorded: a row comes where one changes.
-
-    Where an optimizer's step changes its gradients, what follows from those that were read is not what it does: then no
-    group has options.
-    """
+    """The options of all groups of all optimizers, as they were last recorded: a row comes where one changes."""
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_option = arrays.series.column(bool, of=lambda s: s.scalar and option_parts(s.name) is not None)
         self._skips = arrays.series.column(bool, of=lambda s: s.scalar and s.name == FOUND_INF)
         self._again = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT and s.micro_step > 0)
-        prefix = f"{OWN_GRADIENT_WRITES}."
-        self._is_own = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(prefix))
-        self._changes_gradients = False
         self._groups: dict[tuple[int, int], dict[str, float]] = {}
 
     def note(self, observed: Observed) -> None:
         """Take in a record's options."""
         record = observed.record
-        self._changes_gradients |= bool(self._is_own.values[record.where].any())
         for row in rows_where(self._is_option.values[record.where]).tolist():
             parts = option_parts(observed.table.series[record.ids[row]].name)
             value = float(record.values[row, VALUE])
@@ -63,7 +55,7 @@ class RecordedOptions:
 
     def groups(self) -> Iterator[dict[str, float]]:
         """Yield the options of each group that has a learning rate."""
-        return (group for group in self._groups.values() if RATE in group and not self._changes_gradients)
+        return (group for group in self._groups.values() if RATE in group)
 
     def linear_groups(self) -> list[dict[str, float]]:
         """Return the options of the groups of SGD, whose updates are linear in gradients and momentum."""

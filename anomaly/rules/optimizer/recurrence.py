@@ -68,6 +68,7 @@ class RecurrenceRule(Rule):
         # By owner: the largest element and norm of the step's gradient, of those since the last sample of its states,
         # and of those that were followed.
         self._size, self._sizes, self._known_sizes = ByParameter(2), ByParameter(2), ByParameter(2)
+        self._compared: list[Integers] = []
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._states: Integers = np.zeros(0, np.int64)
         self._by_kind: list[tuple[int, Integers]] = []
@@ -127,7 +128,7 @@ class RecurrenceRule(Rule):
         fits, follows = residuals <= BOUNDS.least, residuals <= FOLLOWS
         grown = (sizes > known * (1 + BOUNDS.least)).any(axis=0)
         self._known_sizes.set(owners[follows], np.fmax(known, sizes)[:, follows])
-        self._sizes.set(owners, np.full_like(sizes, np.nan))
+        self._compared.append(owners)
         found: Floats = np.where(grown & ~fits, np.nan, residuals)
         return found
 
@@ -187,6 +188,9 @@ class RecurrenceRule(Rule):
         if len(self._trail) < LONGEST_TRAIL and numbers <= LARGEST_TRAIL:
             self._trail.append((step, self._predicted.values[:, states], self._left.values[:, states]))
         self._pending.clear()
+        for owners in self._compared:  # all states of a parameter, which may come in several records
+            self._sizes.set(owners, np.full((2, len(owners)), np.nan))
+        self._compared.clear()
         everyone = np.arange(self._size.values.shape[1])
         self._sizes.set(everyone, np.fmax(self._sizes.get(everyone), self._size.values))
         self._size.clear()

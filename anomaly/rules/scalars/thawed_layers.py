@@ -8,11 +8,11 @@ from trainsentry.anomaly.series_arrays import SeriesArrays
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import GRADIENT
 
-RECORDS_BEFORE: Final = 20
-"""Records with gradients before first ones are those of thawed layers: experts get their first tokens by and by."""
+STEPS_BEFORE: Final = 20
+"""Steps with gradients before first ones are those of thawed layers: experts get their first tokens by and by."""
 
 LEAST_SHARE: Final = 0.1
-"""Share of a record's gradients that must be first ones: an expert or a head that is used at last is less."""
+"""Share of all gradients so far that must be first ones: an expert or a head that is used at last is less."""
 
 
 class ThawedLayers:
@@ -24,7 +24,7 @@ class ThawedLayers:
     def __init__(self, arrays: SeriesArrays) -> None:
         self._is_gradient = arrays.series.column(bool, of=lambda s: s.quantity == GRADIENT and not s.micro_step)
         self._had = arrays.series.column(bool)
-        self._records = 0
+        self._steps, self._step = 0, -1
         self._noted: StepRecord | None = None
         self.at = -1
 
@@ -32,10 +32,14 @@ class ThawedLayers:
         """Return whether a record shows layers that were thawed; what several ask for is taken in once."""
         if record is not self._noted:
             self._noted = record
+            if record.step < self.at:  # the run goes back
+                self.at = -1
             ids = record.ids[self._is_gradient.values[record.where]]
-            new = ~self._had.values[ids]
-            if self._records >= RECORDS_BEFORE and new.any() and np.mean(new) >= LEAST_SHARE:
-                self.at = record.step
-            self._had.values[ids] = True
-            self._records += len(ids) > 0
+            new = ids[~self._had.values[ids]]
+            if len(new):
+                self._had.values[new] = True
+                if self._steps > STEPS_BEFORE and len(new) >= LEAST_SHARE * np.count_nonzero(self._had.values):
+                    self.at = record.step
+            self._steps += len(ids) > 0 and record.step != self._step
+            self._step = record.step if len(ids) else self._step
         return self.at == record.step

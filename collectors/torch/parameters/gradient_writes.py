@@ -7,7 +7,7 @@ from typing import Final
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import GRADIENT_WRITES, OWN_GRADIENT_WRITES, STALE_UPDATE, Series
+from trainsentry.collectors.series import GRADIENT_WRITES, STALE_UPDATE, Series
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -18,9 +18,6 @@ MOST_LOOKED_AT: Final = 64
 
 LEAST_UPDATES: Final = 20
 """Updates whose counts a checkpoint remembers: loops that clip only large gradients have shown both by then."""
-
-FIRST_UPDATES: Final = 10
-"""Updates at which it is looked whether the optimizer's own step writes gradients."""
 
 MOST_COUNTS: Final = 4
 """Counts that a training loop has: the first update's, those with and without a clip. More say nothing of it."""
@@ -41,7 +38,6 @@ class GradientWrites:
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Optimizer, tuple[weakref.ref[Tensor], int]] = weakref.WeakKeyDictionary()
         self._modules: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
-        self._looked_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._optimizers = 0
         self._counts: list[int] = []
         self._updates = 0
@@ -81,21 +77,6 @@ class GradientWrites:
             self._append(optimizer, writes)
         elif self._known[optimizer][1] != writes:
             self._append(optimizer, writes)
-
-    def updated(self, optimizer: Optimizer) -> None:
-        """Note, after one of the first updates, whether the optimizer's own step has written the gradient.
-
-        Those of torch write what they have read already (momentum, in place), and are not looked at.
-        """
-        looked_at = self._looked_at.get(optimizer, 0)
-        if looked_at == FIRST_UPDATES or type(optimizer).__module__.startswith("torch.") or optimizer not in self._last:
-            return
-        self._looked_at[optimizer] = looked_at + 1
-        gradient, version = self._last[optimizer][0](), self._last[optimizer][1]
-        if gradient is None or version_of(getattr(gradient, "_local_tensor", gradient)) == version:
-            return
-        self._looked_at[optimizer] = FIRST_UPDATES
-        self._add(f"{OWN_GRADIENT_WRITES}.{self._known.get(optimizer, (0, 0))[0]}", 1.0, optimizer)
 
     def _append(self, optimizer: Optimizer, writes: int) -> None:
         number, _ = self._known[optimizer]

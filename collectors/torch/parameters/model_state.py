@@ -133,7 +133,6 @@ class ModelState:
         """Note an update, and which weights it left unwritten; read the new ones where the settings ask for them."""
         self.guard.run("weight_writes", self._weight_writes.updated, optimizer)
         self.guard.run("options", self._options.updated, optimizer)
-        self.guard.run("gradient_writes", self._gradient_writes.updated, optimizer)
         if PARAMETERS in plan and self.settings.after_update:
             owned = self.optimized.owned(PARAMETERS, optimizer)
             self.guard.run(PARAMETERS, read_parameters, self.rows, owned, micro_step, PARAMETER_UPDATED)

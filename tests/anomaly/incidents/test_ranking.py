@@ -35,6 +35,9 @@ def test_an_input_of_zeros_alone_comes_before_what_is_computed_from_it():
     blank = {"kind": "dead", "statistic": "zeros", "detector": "spike", "score": 20.0}
     assert order_of([gone, anomaly("input.0", "data", 3, order=9, value=1.0, **blank)])[0][0] == "input.0"
     assert order_of([gone, anomaly("input.0", "data", 3, order=9, value=0.7, **blank)])[0][0] == "a.weight"
+    constant = {"kind": "dead", "statistic": "norm", "detector": "constant_data", "score": 70.0}
+    assert order_of([gone, anomaly("input.0", "data", 3, order=9, value=0.0, **constant)])[0][0] == "input.0"
+    assert order_of([gone, anomaly("input.0", "data", 3, order=9, value=1.0, **constant)])[0][0] == "a.weight"
 
 
 def test_what_was_passed_on_comes_later():

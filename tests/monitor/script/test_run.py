@@ -252,7 +252,7 @@ net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linea
 loader = torch.utils.data.DataLoader([(x, x.sum(0, keepdim=True)) for x in torch.randn(32, 8)], batch_size=8)
 """
     (folder / "trainer.py").write_text(head + TRAINERS[name])
-    done = run(folder, "trainer.py")
+    [done] = run_forked({name: Script(COMMAND, ["run", "trainer.py"], folder)}).values()
     assert done.returncode == 0, done.stderr[-3000:]
     assert "4 steps watched, 0 incidents" in done.stderr, done.stderr[-3000:]
     assert len(names(folder, "gradient")) >= 4

@@ -53,6 +53,14 @@ def test_a_loss_far_below_its_start_may_rise_and_fall_again(lasts, is_told, is_k
     assert all(step in range(298, 304) for step in found[:1])
 
 
+def test_a_rise_that_is_waited_for_excuses_no_other_one():
+    def level(step):
+        return max(1.4 * 0.5 ** (step / 4), 0.02) * 3.0 ** ((step >= 300) + (step >= 600))
+
+    found = [step for name, step in told(level, 720, swing=0.1) if name == "loss"]
+    assert found == pytest.approx([300, 600], abs=3)
+
+
 def test_losses_that_are_alike_by_eights_are_seldom_told():
     """As those of the minibatches of one rollout are; eight independent ones would be told in each of these runs."""
     runs = []

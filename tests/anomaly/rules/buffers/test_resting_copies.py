@@ -57,14 +57,22 @@ def test_what_moves_never_did_or_rests_with_its_module_is_nothing(alone, copy_of
     assert run(alone, copy_of, **options) == []
 
 
-@pytest.mark.parametrize(("shape", "told"), [((8, 8), [AT + EVERY]), ((64,), []), ((4, 16), [])])
-def test_a_buffer_of_a_weights_shape_is_its_copy(alone, shape, told):
+@pytest.mark.parametrize(
+    ("name", "shape", "told"),
+    [
+        ("target.weight", (8, 8), [AT + EVERY]),
+        ("target.weight", (64,), []),
+        ("target.weight", (4, 16), []),
+        ("observed", (8, 8), []),
+    ],
+)
+def test_a_buffer_of_a_weights_name_and_shape_is_its_copy(alone, name, shape, told):
     """Vectors are running statistics, which rest with their modules' modes; other tables are something else."""
     records, found = Records(), []
     judge = alone(RestingCopiesRule, records.table)
     layouts = [records.table.layout_id(Layout(each, "float32", 64)) for each in ((8, 8), (8, 8), shape)]
     for step in range(0, AT + 2 * RESTS_STEPS, EVERY):
-        rows = {WEIGHT: 1 + step / 1000, GRADIENT: 1.0, ("kept", "buffer"): follows(step), NET: 1.0}
+        rows = {WEIGHT: 1 + step / 1000, GRADIENT: 1.0, (name, "buffer"): follows(step), NET: 1.0}
         record = records.step(step, rows)
         record.layouts[:3] = layouts
         found += judge(record)

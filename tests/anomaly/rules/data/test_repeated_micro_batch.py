@@ -9,16 +9,13 @@ from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.data.repeated_micro_batch import DIFFERENT_BEFORE, RepeatedMicroBatchRule
 from trainsentry.collectors.statistics import VALUE
 
-REAL, WHOLE = 1.0, 2.0
-"""Sizes of records whose extremes are fractions, and whole numbers."""
 
-
-def served(batches_of, judge, records, steps, size=REAL):
+def served(batches_of, judge, records, steps):
     """Return the findings of steps, each with the batches of its micro-steps, in one record or in two."""
     found = []
     for step in range(steps):
         batches = batches_of(step)
-        sizes = {("input.0", "activation_input", micro): size for micro in range(len(batches))}
+        sizes = {("input.0", "activation_input", micro): 1.0 for micro in range(len(batches))}
         record = records.step(step, sizes)
         record.values[:, VALUE] = [1000 + batch for batch in batches]
         found += judge(record)
@@ -37,23 +34,35 @@ def test_the_same_micro_batch_within_a_step_is_told_at_that_step(alone, batches)
     assert [(f.kind, f.step, f.last_clean, f.passed_on) for f in found] == [("duplicate_data", at, at - 1, False)]
 
 
-@pytest.mark.parametrize(("before", "needed"), [(DIFFERENT_BEFORE, 5), (1000, 2)])
-def test_whole_numbers_are_the_same_for_some_steps_before_it_is_told_since_when(alone, before, needed):
-    records = Records()
-    judge, batches = alone(RepeatedMicroBatchRule, records.table), lambda s: [7, 7, 7] if s >= before else fresh(s)
-    assert served(batches, judge, records, before + needed, WHOLE) == []
-    records = Records()
-    [found] = served(batches, alone(RepeatedMicroBatchRule, records.table), records, before + needed + 1, WHOLE)
-    assert (found.step, found.last_clean) == (before, before - 1)
-
-
-@pytest.mark.parametrize("share", [1 / 4, 1 / 30, 1 / 300])
+@pytest.mark.parametrize("kinds", [500, 40, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_masks_of_a_few_samples_have_the_same_statistics_by_chance(alone, share, seed):
+def test_masks_of_a_few_samples_have_the_same_statistics_by_chance(alone, kinds, seed):
+    """Then micro-batches of different steps are as often alike."""
     records, draw = Records(), random.Random(seed)
     judge = alone(RepeatedMicroBatchRule, records.table)
-    same = [s >= DIFFERENT_BEFORE and draw.random() < share for s in range(2000)]
-    assert served(lambda s: [9, 9, 8] if same[s] else fresh(s), judge, records, 2000, WHOLE) == []
+    assert served(lambda s: [draw.randrange(kinds) for _ in range(3)], judge, records, 2000) == []
+
+
+@pytest.mark.parametrize(("kinds", "needed"), [(500, 3), (40, 7)])
+def test_of_such_masks_the_same_ones_are_told_once_there_are_more_than_chance_makes(alone, kinds, needed):
+    records, draw, at = Records(), random.Random(0), 1000
+
+    def batches(step):
+        drawn = [draw.randrange(kinds) for _ in range(3)]
+        return drawn[:1] * 3 if step >= at else drawn
+
+    found = served(batches, alone(RepeatedMicroBatchRule, records.table), records, at + 20)
+    assert (found[0].step, found[0].last_clean) == (at, at - 1)
+    assert 20 - needed - 2 <= len(found) <= 20 - needed + 1
+
+
+def test_every_other_step_may_have_it(alone):
+    records = Records()
+    batches = lambda s: [7, 7, 8] if s >= 500 and s % 2 else fresh(s)  # noqa: E731
+    found = served(
+        lambda s: [b + 10**6 * s for b in batches(s)], alone(RepeatedMicroBatchRule, records.table), records, 510
+    )
+    assert [f.step for f in found] == [501, 503, 505, 507]
 
 
 def test_a_second_input_that_is_the_same_by_chance_is_no_batch(alone):

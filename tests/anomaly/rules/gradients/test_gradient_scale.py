@@ -54,18 +54,19 @@ def test_most_of_a_factor_comes_at_once_where_training_does_not_make_it(alone, j
 
 
 @pytest.mark.parametrize(("grows", "told"), [(1.0, True), (1.1, True), (1.7, False), (4.0, False)])
-def test_a_loss_that_rises_with_the_gradients_is_that_of_training_at_the_edge(alone, judged, grows, told):
-    """The first step's loss is as usual; those of the next are not."""
+@pytest.mark.parametrize("later", [0, 2])
+def test_a_loss_that_rises_with_the_gradients_is_that_of_training_at_the_edge(alone, judged, grows, told, later):
+    """Where it rises by and by, after updates that are too large, that is what a missing division does."""
     records, at = Records(), YOUNG + 20
     steady = growing(at)
 
     def sizes(step):
-        rises = grows if step > at else 1.0
+        rises = grows if step >= at + later else 1.0
         swings = math.exp(0.05 * math.sin(5 * step))
         return {key: size * (rises * swings if key == LOSS else 1.0) for key, size in steady(step).items()}
 
     found = judged(alone(GradientScaleRule, records.table), records, range(at + WAIT + 3), sizes)
-    assert [f.step for f in found] == ([at] if told else [])
+    assert [f.step for f in found] == ([at] if told or later else [])
 
 
 @pytest.mark.parametrize("short", [1000, 3])

@@ -38,6 +38,18 @@ class Pooler(nn.Linear):
         return linear(x, self.weight.detach(), self.bias)
 
 
+class Detached(nn.Module):
+    """A net that cuts off what its first layer gives, by mistake."""
+
+    def __init__(self):
+        super().__init__()
+        self.pooler = nn.Linear(8, 8)
+        self.body = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
+
+    def forward(self, x):
+        return self.body(self.pooler(x).detach()), 0.0
+
+
 class Encoder(nn.Module):
     """Gives the mean of its tokens and a pooled one, which some trainings do not use."""
 
@@ -52,15 +64,18 @@ class Encoder(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("is_used", "told"),
+    ("net", "is_used", "told"),
     [
-        (True, {("pooler.weight", "warning", "no gradient comes to it")}),
-        (False, {("pooler.weight", "note", "the loss does not depend on what it gives")}),
+        (Encoder, True, {("pooler.weight", "warning", "no gradient comes to it")}),
+        (Encoder, False, {("pooler.weight", "note", "which is not used, or detached")}),
+        (Detached, False, {("pooler.weight", "warning", "no gradient comes to it")}),
     ],
 )
-def test_a_part_that_a_training_does_not_use_is_a_note_and_a_weight_that_it_leaves_out_none(tmp_path, is_used, told):
+def test_a_part_that_a_training_does_not_use_is_a_note_and_a_weight_that_it_leaves_out_none(
+    tmp_path, net, is_used, told
+):
     torch.manual_seed(0)
-    model = Encoder()
+    model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     config = {"output_dir": str(tmp_path), "on_incident": False}
     with trainsentry.TrainMonitor(config).watch(model, optimizer) as monitor:

@@ -323,3 +323,23 @@ def test_a_number_that_keeps_the_rate_of_before_is_no_option(alone, judged):
     rate, kept = lambda s: 2e-3 * 0.8 ** (s // 100), lambda s: 2e-3 * 0.8 ** max(s // 100 - 1, 0)
     assert run(alone, judged, {LR: rate, ("option.0.0.prev_lr",) * 2: kept}) == []
     assert len(run(alone, judged, {LR: rate, ("option.0.0.prev_lr",) * 2: lambda s: 3e-3 if s > 200 else 2e-3})) == 1
+    steps = lambda s: 1e-3 if s < 200 else 1e-4  # noqa: E731
+    decayed = {DECAY: lambda s: 1e-2 if s < 300 else 1e-3}
+    assert [f.step for f in run(alone, judged, {LR: steps, **decayed})] == [300], "it equals a rate, and was none"
+
+
+def test_idle_rates_are_told_where_records_are_few_or_several_a_step_and_in_a_resumed_run(alone):
+    records = Records()
+    rule = alone(OptionRule, records.table)
+    found = [
+        f for s in range(0, SHORT + 100, 7) for f in rule(records.step(s, {LR: ends_early(s)} if s < SHORT + 7 else {}))
+    ]
+    assert [(f.statistic, f.step) for f in found] == [("idle", SHORT // 7 * 7 + 7)]
+    again = alone(OptionRule, records.table)
+    again.rule.load(json.loads(json.dumps(rule.rule.saved(0))))
+    later = [f for s in range(SHORT + 100, SHORT + 200) for _ in range(2) for f in again(records.step(s, {LR: 0.0}))]
+    assert [f.statistic for f in later] == ["idle"]
+
+
+def test_an_optimizer_without_a_rate_beside_one_at_zero_trains(alone, judged):
+    assert run(alone, judged, {LR: ends_early, ("option.1.0.eps.0",) * 2: lambda s: 1e-3}) == []

@@ -6,7 +6,7 @@ from step_records import Records
 from torch import nn
 
 import trainsentry
-from trainsentry.anomaly.rules.scalars.thawed_layers import RECORDS_BEFORE, ThawedLayers
+from trainsentry.anomaly.rules.scalars.thawed_layers import STEPS_BEFORE, ThawedLayers
 from trainsentry.anomaly.series_arrays import SeriesArrays
 
 HEAD = [(f"head.{i}.weight", "gradient") for i in range(4)]
@@ -14,7 +14,7 @@ HEAD = [(f"head.{i}.weight", "gradient") for i in range(4)]
 
 @pytest.mark.parametrize(
     ("at", "new", "told"),
-    [(RECORDS_BEFORE, 8, [RECORDS_BEFORE]), (RECORDS_BEFORE - 1, 8, []), (40, 1, [40]), (40, 0, [])],
+    [(STEPS_BEFORE + 1, 8, [STEPS_BEFORE + 1]), (STEPS_BEFORE, 8, []), (40, 1, [40]), (40, 0, [])],
 )
 @pytest.mark.parametrize("others", [0, 20])
 def test_many_first_gradients_at_once_are_layers_that_are_thawed(at, new, others, told):
@@ -29,6 +29,17 @@ def test_many_first_gradients_at_once_are_layers_that_are_thawed(at, new, others
         found += [step] * (thawed.thaws(record) and thawed.thaws(record))
     assert found == (told if new > 1 or not others else [])
     assert thawed.at == (found[-1] if found else -1)
+
+
+def test_a_run_that_goes_back_has_no_thawed_layers_ahead_of_it():
+    records = Records()
+    arrays = SeriesArrays(records.table)
+    thawed = ThawedLayers(arrays)
+    for step in [*range(60), *range(30, 50)]:
+        record = records.step(step, dict.fromkeys([*HEAD, ("body", "gradient")] if step >= 50 else HEAD, 1.0))
+        arrays.grow()
+        thawed.thaws(record)
+        assert thawed.at == (50 if step >= 50 else -1)
 
 
 @pytest.mark.parametrize("thaws", [True, False])
