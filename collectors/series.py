@@ -90,6 +90,10 @@ STALE_UPDATE = "stale_update"
 """Prefix of `stale_update.<optimizer>`, the scalar, 1, of an update whose gradients were not written since the update
 before it."""
 
+OWN_STEP = "own_step"
+"""Prefix of `own_step.<optimizer>`, the scalar, 1, of an optimizer whose `step` is none of the framework's, so that it
+may change gradients before it uses them; it has one row."""
+
 BUFFER_WRITES = "buffer_writes"
 """Prefix of `buffer_writes.<buffer>`, the scalar of how many times more a buffer was written since the update before
 than those that were written like it; it has a row where it changes."""

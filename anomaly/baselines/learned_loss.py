@@ -1,6 +1,7 @@
 """A loss far below the level at which training began: it tells of single samples, no longer of the training."""
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -18,27 +19,37 @@ MOST: Final = 20.0
 """Largest factor that is asked of a leap for this, beside its usual least one: a squared error may begin a thousandfold
 above where it is trained for weeks. Losses known by heart leapt by up to 20 in healthy runs."""
 
+RECENT: Final = 256
+AGAIN: Final = math.log(1.5)
+"""Newest losses among which one as large, or nearly, makes a leap nothing new: in a run of thousands of steps a loss of
+a vision transformer swung over four decades, from batch to batch."""
+
 
 class LearnedLoss:
-    """Remembers the losses with which training began, in log units by series id."""
+    """Remembers the losses with which training began, and the newest ones, in log units by series id."""
 
     def __init__(self) -> None:
         self._start: dict[int, tuple[float, int]] = {}
+        self._newest: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
 
     def note(self, ids: Sequence[int], sizes: Sequence[float]) -> None:
-        """Take in the losses of a record, in log units; only the first few of each series count."""
+        """Take in the losses of a record, in log units."""
         for series_id, size in zip(ids, sizes, strict=True):
             start, count = self._start.get(series_id, (-math.inf, 0))
             if count < FIRST and math.isfinite(size):
                 self._start[series_id] = max(start, size), count + 1
+            if math.isfinite(size):
+                self._newest[series_id].append(size)
 
     def below(self, ids: Sequence[int], usual: Floats) -> Floats:
         """Return how far the usual losses lie below the share of their start, in log units; 0 where they are above.
 
-        It is the log of `MOST` at most.
+        It is the log of `MOST` at most, or what the newest losses have had.
         """
         starts = np.array([self._start.get(i, (-math.inf, 0))[0] for i in ids])
-        return np.fmin(np.fmax(starts + math.log(SHARE) - usual, 0.0), math.log(MOST))
+        largest = np.array([max(self._newest[i], default=-math.inf) for i in ids])
+        most = np.fmax(math.log(MOST), largest + AGAIN - usual)
+        return np.fmin(np.fmax(starts + math.log(SHARE) - usual, 0.0), most)
 
     def saved(self) -> dict[str, list[float]]:
         """Return plain data, by series id."""

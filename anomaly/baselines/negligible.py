@@ -1,11 +1,11 @@
 """Series too small to matter: rounding noise, or a weight that has only begun to grow from zero."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from trainsentry.anomaly.baselines.baseline import LOCATION, Baseline
-from trainsentry.anomaly.baselines.series_groups import GroupRows, SeriesGroups
+from trainsentry.anomaly.baselines.series_groups import SeriesGroups
 from trainsentry.anomaly.features import SIZES
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, medians, rows_where
 from trainsentry.collectors.series import (
@@ -52,24 +52,12 @@ class Negligible:
         self._size = 0
         self._any_below = False
 
-    def floor(self, rows: GroupRows, features: Floats) -> Floats | None:
-        """Return the least sizes of rows in log units, shape (SIZES, n); None while no series is below its floor.
-
-        `features` are those of the rows, shape (features, n): gradients of data known by heart swing a hundredfold from
-        batch to batch, and rounding with them.
-        """
+    def floor(self, ids: Any, group: Any) -> Floats | None:
+        """Return the least sizes of rows in log units, shape (SIZES, n); None while no series is below its floor."""
         if not self._any_below:
             return None
-        found: Floats = self._floor.values.take(rows.group, axis=1)
-        for number, of in rows.groups:
-            share = LEAST_SIZE.get(self.groups.names[number])
-            if share is None or len(of) < LEAST_SERIES:
-                continue
-            if (np.isfinite(features[:SIZES, of]).sum(axis=1) >= LEAST_SERIES).all():
-                found[:, of] = np.fmax(
-                    found[:, of], np.nanmedian(features[:SIZES, of], axis=1)[:, None] + np.log(share)
-                )
-        found[:, ~self._applies.values[rows.where]] = -np.inf
+        found: Floats = self._floor.values.take(group, axis=1)
+        found[:, ~self._applies.values[ids]] = -np.inf
         return found
 
     def refresh(self, baseline: Baseline) -> None:

@@ -106,7 +106,7 @@ class Scoring:
         unknown = rows_where(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
         common, common_distance, common_jump = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
-        floor = self._negligible.floor(rows, features)
+        floor = self._negligible.floor(ids, group)
         distance[:SIZES] = _away(features, location, shared(common_distance, distance, group), floor)
         jump[:SIZES] = _away(features, newest, shared(common_jump, jump, group), floor)
         moved = _moved_mean(features, newest, location)

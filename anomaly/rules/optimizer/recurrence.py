@@ -12,7 +12,7 @@ from trainsentry.anomaly.rules.optimizer.residuals import SCORE, ResidualBounds,
 from trainsentry.anomaly.rules.optimizer.state_recurrences import MOST_WAYS, RECURRENCES, ways_of
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Column, Floats, Integers, SeriesArrays, rows_where
-from trainsentry.collectors.series import GRADIENT, OPTION, PARAMETER, STEP_COUNTER, Series
+from trainsentry.collectors.series import GRADIENT, OPTION, OWN_STEP, PARAMETER, STEP_COUNTER, Series
 from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM
 
 BOUNDS: Final = ResidualBounds(least=3e-4, largest=0.02, learned=4)
@@ -69,6 +69,8 @@ class RecurrenceRule(Rule):
         # and of those that were followed.
         self._size, self._sizes, self._known_sizes = ByParameter(2), ByParameter(2), ByParameter(2)
         self._compared: list[Integers] = []
+        self._is_own_step = arrays.series.column(bool, of=lambda s: s.scalar and s.name.startswith(f"{OWN_STEP}."))
+        self._has_own_step = False
         self._residuals = Residuals(arrays, BOUNDS, self.name)
         self._states: Integers = np.zeros(0, np.int64)
         self._by_kind: list[tuple[int, Integers]] = []
@@ -112,7 +114,8 @@ class RecurrenceRule(Rule):
     def _compare(self, ids: Integers, rows: Integers, means: Floats, scale: Floats) -> list[Finding]:
         """Compare states with what was predicted; learn the residuals of those that follow."""
         predicted, residuals = nearest(self._predicted.values[:, ids], means, scale)
-        residuals = self._where_known(self._owner.values[ids], residuals)
+        if self._has_own_step:
+            residuals = self._where_known(self._owner.values[ids], residuals)
         with np.errstate(divide="ignore", invalid="ignore"):
             changes = np.nan_to_num(np.abs(means - self._before.values[ids]) / scale)
         found = self._residuals.judge("mean", ids, rows, means, predicted, residuals, changes)
@@ -122,7 +125,8 @@ class RecurrenceRule(Rule):
     def _where_known(self, owners: Integers, residuals: Floats) -> Floats:
         """Return the residuals that say something, NaN for others, and learn the sizes of gradients that follow.
 
-        An optimizer that clips inside its step takes what was read until a gradient is larger than all before it.
+        An optimizer that is none of the framework's may clip inside its step: then it takes what was read until a
+        gradient is larger than all before it.
         """
         sizes, known = self._sizes.get(owners), self._known_sizes.get(owners)
         fits, follows = residuals <= BOUNDS.least, residuals <= FOLLOWS
@@ -150,6 +154,7 @@ class RecurrenceRule(Rule):
         """Take in a record's options, gradients and weights."""
         record = observed.record
         self._options.note(observed)
+        self._has_own_step |= bool(self._is_own_step.values[record.where].any())
         kinds = self._kind.values[record.where]
         values, owners = record.values, self._owner.values[record.where]
         rows = rows_where(kinds == _GRADIENT)

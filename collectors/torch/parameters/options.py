@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainsentry.collectors.series import NO_OPTION, Series, option_name
+from trainsentry.collectors.series import NO_OPTION, OWN_STEP, Series, option_name
 from trainsentry.collectors.torch.device.registry import device_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -61,6 +61,8 @@ class OptionReader:
         """Read the options of an optimizer."""
         if optimizer not in self._known:
             self._known[optimizer], self._optimizers = (self._optimizers, {}), self._optimizers + 1
+            if not type(optimizer).step.__module__.startswith("torch."):
+                self._append(f"{OWN_STEP}.{self._optimizers - 1}", 1.0)
         number, known = self._known[optimizer]
         own = self._own.get(optimizer)
         for group in optimizer.param_groups[:MOST_GROUPS]:

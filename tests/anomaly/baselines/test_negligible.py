@@ -32,20 +32,6 @@ def test_what_comes_up_to_the_others_is_told_of(quantity, small, leaps_to):
     assert told(quantity, small, leaps_to)[0] in [(80, "blocks.4.fc"), (81, "blocks.4.fc")]
 
 
-def test_rounding_swings_with_the_gradients_of_data_that_are_known_by_heart():
-    """All swing a hundredfold from batch to batch, and one that is rounding, a millionth of them, with them."""
-    records, random, found = Records(), np.random.default_rng(0), []
-    detection = Detection(records.table)
-    for step in range(600):
-        common = float(np.exp(2.0 * random.standard_normal()))
-        sizes = {
-            (f"blocks.{i}.fc", "gradient"): common * float(np.exp(0.3 * random.standard_normal())) for i in range(9)
-        }
-        sizes[("blocks.4.fc", "gradient")] = 5e-6 * common * float(np.exp(0.7 * random.standard_normal()))
-        found += [(a.step, a.name) for a in detection.judge(records.step(step, sizes)) if a.alarm]
-    assert found == []
-
-
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_a_group_of_few_series_has_no_floor(quantity):
     assert told(quantity, 1e-7, 2e-5, others=6)[0] == (80, "blocks.4.fc")
