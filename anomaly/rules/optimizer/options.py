@@ -24,6 +24,7 @@ from trainsentry.anomaly.rules.optimizer.rate_schedule import (
     pace,
 )
 from trainsentry.anomaly.rules.rule import Observed, Rule
+from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import NO_OPTION, OPTION, option_name, option_parts
 from trainsentry.collectors.statistics import VALUE
@@ -82,7 +83,7 @@ class OptionRule(Rule):
 
     name: ClassVar[str] = "options"
     speaks_for: ClassVar[str | None] = OPTION_CHANGE
-    quantities: ClassVar[frozenset[str]] = frozenset({OPTION})
+    quantities: ClassVar[frozenset[str]] = frozenset({OPTION, *DECLARED})
     statistics: ClassVar[frozenset[str]] = frozenset()
     state_key: ClassVar[str | None] = "options"
 
@@ -91,7 +92,8 @@ class OptionRule(Rule):
         self._options: dict[str, Option] = {}
         self._ids: dict[str, int] = {}
         self._ratios: dict[str, tuple[float, int]] = {}
-        self._batch = BatchSize(arrays)
+        self._batch, self._declared = BatchSize(arrays), arrays.shared(DeclaredChanges)
+        self._declared_at = -1
         self._changed_at: int | None = None
         self._falls: dict[str, ResumedFall] = {}
         self._rates: dict[str, deque[float]] = {}
@@ -102,6 +104,8 @@ class OptionRule(Rule):
         """Return the findings of a record's options, and of groups that parted in an earlier step."""
         record = observed.record
         self._batch.note(observed)
+        if self._declared.ends_stretch(record):
+            self._declared_at = record.step
         found = self._parted(record.step)
         for row in rows_where(self._is_option.values[record.where]).tolist():
             series_id = int(record.ids[row])
@@ -230,6 +234,9 @@ class OptionRule(Rule):
         if at is None or step <= at:
             return []
         self._changed_at = None
+        if at == self._declared_at:  # another stage has rates of its own, as layers that are thawed
+            self._ratios.clear()
+            return []
         found = []
         for name, option in self._options.items():
             first = f"{'.'.join(name.split('.')[:2])}.0.{RATE}"

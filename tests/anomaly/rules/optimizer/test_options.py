@@ -343,3 +343,12 @@ def test_idle_rates_are_told_where_records_are_few_or_several_a_step_and_in_a_re
 
 def test_an_optimizer_without_a_rate_beside_one_at_zero_trains(alone, judged):
     assert run(alone, judged, {LR: ends_early, ("option.1.0.eps.0",) * 2: lambda s: 1e-3}) == []
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_another_stage_may_have_other_ratios_of_rates(alone, judged, declared):
+    """As fastai's, which thaws layers and begins another cycle."""
+    stage = {("stage", "stage"): lambda s: float(s >= 200)} if declared else {}
+    other = {OTHER: lambda s: cosine(s) / (20 if s >= 200 else 2)}
+    found = run(alone, judged, {LR: cosine, **other, **stage})
+    assert [f.statistic for f in found if f.step == 200 and f.statistic == "groups"] == ["groups"] * (not declared)
