@@ -24,12 +24,11 @@ demo: $(VENV)/demo.stamp
 	$(BIN)/trainsentry demo
 
 # Packages of both environments are fetched and unpacked at once; the two then build one after the other, as they share
-# the compiled kernel in this folder, and before any test runs. The longest parts begin first. Three run at a time on two
-# cores: for a third of their time they wait for processes that start, hang or are killed.
+# the compiled kernel in this folder, and before any test runs. The longest parts begin first. Three at a time take longer.
 test:
 	$(MAKE) --jobs=2 --output-sync=target $(VENV)/dev.stamp $(VENV)-mindspore/packages
 	$(MAKE) --jobs=2 --output-sync=target $(VENV)-mindspore/stamp lint types
-	$(MAKE) --jobs=3 --output-sync=target $(PARTS) mindspore simulated
+	$(MAKE) --jobs=2 --output-sync=target $(PARTS) mindspore simulated
 
 # The documentation as a site in build/site: `python -m http.server -d build/site` shows it, with the search.
 docs: $(VENV)/dev.stamp

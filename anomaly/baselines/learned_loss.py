@@ -20,34 +20,38 @@ MOST: Final = 20.0
 above where it is trained for weeks. Losses known by heart leapt by up to 20 in healthy runs."""
 
 RECENT: Final = 256
+LEAP: Final = math.log(2)
 AGAIN: Final = math.log(1.5)
-"""Newest losses among which one as large, or nearly, makes a leap nothing new: in a run of thousands of steps a loss of
-a vision transformer swung over four decades, from batch to batch."""
+YET: Final = 8
+"""Newest losses among which a leap, from twice the usual one on, makes another one as large, or nearly, nothing new: in
+a run of thousands of steps a loss of a vision transformer swung over four decades, from batch to batch. The last `YET`
+do not count: a leap may take two steps to be told."""
 
 
 class LearnedLoss:
-    """Remembers the losses with which training began, and the newest ones, in log units by series id."""
+    """Remembers the losses with which training began, and the newest leaps, in log units by series id."""
 
     def __init__(self) -> None:
         self._start: dict[int, tuple[float, int]] = {}
         self._newest: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
 
-    def note(self, ids: Sequence[int], sizes: Sequence[float]) -> None:
-        """Take in the losses of a record, in log units."""
-        for series_id, size in zip(ids, sizes, strict=True):
+    def note(self, ids: Sequence[int], sizes: Sequence[float], usual: Floats) -> None:
+        """Take in the losses of a record, in log units, and those of learned ones that leap above the `usual` ones."""
+        leaps = (self.below(ids, usual) > 0) & (np.array(sizes) > usual + LEAP)
+        for series_id, size, is_leap in zip(ids, sizes, leaps.tolist(), strict=True):
             start, count = self._start.get(series_id, (-math.inf, 0))
             if count < FIRST and math.isfinite(size):
                 self._start[series_id] = max(start, size), count + 1
             if math.isfinite(size):
-                self._newest[series_id].append(size)
+                self._newest[series_id].append(size if is_leap else -math.inf)
 
     def below(self, ids: Sequence[int], usual: Floats) -> Floats:
         """Return how far the usual losses lie below the share of their start, in log units; 0 where they are above.
 
-        It is the log of `MOST` at most, or what the newest losses have had.
+        It is the log of `MOST` at most, or what the newest leaps have had.
         """
         starts = np.array([self._start.get(i, (-math.inf, 0))[0] for i in ids])
-        largest = np.array([max(self._newest[i], default=-math.inf) for i in ids])
+        largest = np.array([max(list(self._newest[i])[:-YET], default=-math.inf) for i in ids])
         most = np.fmax(math.log(MOST), largest + AGAIN - usual)
         return np.fmin(np.fmax(starts + math.log(SHARE) - usual, 0.0), most)
 
