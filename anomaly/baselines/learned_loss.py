@@ -35,10 +35,10 @@ class LearnedLoss:
         self._start: dict[int, tuple[float, int]] = {}
         self._newest: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
 
-    def note(self, ids: Sequence[int], sizes: Sequence[float], usual: Floats) -> None:
+    def note(self, ids: Sequence[int], sizes: Floats, usual: Floats, below: Floats) -> None:
         """Take in the losses of a record, in log units, and those of learned ones that leap above the `usual` ones."""
-        leaps = (self.below(ids, usual) > 0) & (np.array(sizes) > usual + LEAP)
-        for series_id, size, is_leap in zip(ids, sizes, leaps.tolist(), strict=True):
+        leaps = (below > 0) & (sizes > usual + LEAP)
+        for series_id, size, is_leap in zip(ids, sizes.tolist(), leaps.tolist(), strict=True):
             start, count = self._start.get(series_id, (-math.inf, 0))
             if count < FIRST and math.isfinite(size):
                 self._start[series_id] = max(start, size), count + 1

@@ -222,7 +222,7 @@ class Scoring:
         if len(losses):
             which = ids[losses].tolist()
             below[losses] = self.learned_loss.below(which, usual[losses])
-            self.learned_loss.note(which, size[losses].tolist(), usual[losses])
+            self.learned_loss.note(which, size[losses], usual[losses], below[losses])
         return below
 
     def _drift(

@@ -353,9 +353,8 @@ def _place(anomaly: Anomaly, step: int, began: int, effects: _Effects) -> Ranked
     is_state = anomaly.quantity not in TENSOR_QUANTITIES and not is_scalar
     is_switch = anomaly.kind == MODE_CHANGE or (anomaly.kind, anomaly.quantity) == (OPTION_CHANGE, "training")
     is_replaced = anomaly.statistic in {HELD, IN_MODEL}
-    if (
-        is_switch or is_replaced or _is_blank(anomaly)
-    ):  # somebody set it: a mode, a number, another weight; or gave zeros alone
+    # Somebody set it, a mode, a number, another weight, or gave zeros alone.
+    if is_switch or is_replaced or _is_blank(anomaly):
         return Ranked(anomaly, step, precedes=True)
     unused = effects.unused_since.get(_module_of(anomaly), step + 1)
     if unused <= step and (_is_missing_update(anomaly) or anomaly.quantity == ACTIVATION_OUTPUT):

@@ -1,7 +1,9 @@
 """Every number of an optimizer's groups is read when it changes, and never by waiting for a device."""
 
 import copy
+import functools
 
+import pytest
 import torch
 from torch import nn
 
@@ -54,6 +56,33 @@ def test_a_loaded_checkpoint_and_a_wrapper_that_shows_one_group_change_no_number
     for group in whole:
         adam.param_groups = [group]
         options.read(adam)
+    assert new() == {}
+
+
+class Own(torch.optim.SGD):
+    """An optimizer whose step is its own."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Bound(torch.optim.SGD):
+    """An optimizer whose step has no module that it was written in."""
+
+    step = functools.partialmethod(Own.step)
+
+
+TORCHS_OWN = [one for one in vars(torch.optim).values() if isinstance(one, type) and one is not torch.optim.Optimizer]
+
+
+@pytest.mark.parametrize("make", [*TORCHS_OWN, Own, Bound], ids=lambda make: make.__name__)
+def test_an_optimizer_with_a_step_of_its_own_is_told_once(make):
+    options, new = reader()
+    weights = torch.nn.Linear(2, 2).parameters()
+    optimizer = make([p for p in weights if p.ndim == 2], lr=1e-3)
+    options.read(optimizer)
+    assert new().get("own_step.0") == (1.0 if make in (Own, Bound) else None)
+    options.read(optimizer)
     assert new() == {}
 
 
