@@ -61,7 +61,7 @@ class OptionReader:
         """Read the options of an optimizer."""
         if optimizer not in self._known:
             self._known[optimizer], self._optimizers = (self._optimizers, {}), self._optimizers + 1
-            if not getattr(type(optimizer).step, "__module__", "").startswith("torch."):
+            if not str(getattr(type(optimizer).step, "__module__", "")).startswith("torch."):
                 self._append(f"{OWN_STEP}.{self._optimizers - 1}", 1.0)
         number, known = self._known[optimizer]
         own = self._own.get(optimizer)
