@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainsentry.collectors.histogram import Histograms
-from trainsentry.collectors.statistics import COLUMNS
+from trainsentry.collectors.statistics import COLUMNS, content_fingerprints
 
 _HEADER: Final = struct.Struct("=qqiiiid")
 _ROW_BYTES: Final = 4 + 4 + 8 * COLUMNS
@@ -60,6 +60,7 @@ class StepRecord:
     histograms: Histograms | None = None
     _where: Any = field(default=None, init=False, repr=False, compare=False)
     _columns: Any = field(default=None, init=False, repr=False, compare=False)
+    _prints: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def where(self) -> Any:
@@ -76,9 +77,18 @@ class StepRecord:
         lines: npt.NDArray[np.float64] = self._columns
         return lines
 
+    @property
+    def prints(self) -> npt.NDArray[np.int64]:
+        """The fingerprint of each row's content, shape (n,); made once."""
+        if self._prints is None:
+            object.__setattr__(self, "_prints", content_fingerprints(self.values))
+        prints: npt.NDArray[np.int64] = self._prints
+        return prints
+
     def forget_columns(self) -> None:
-        """Free the array of `columns`, as the flight recorder keeps records for many steps."""
+        """Free the arrays of `columns` and `prints`, as the flight recorder keeps records for many steps."""
         object.__setattr__(self, "_columns", None)
+        object.__setattr__(self, "_prints", None)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -23,7 +23,7 @@ from trainsentry.monitor.trainer.closing_line import print_closing_line
 from trainsentry.monitor.trainer.ending import FLUSH_SECONDS, cancel_close_at_exit, close_at_exit, end_recorder
 from trainsentry.monitor.trainer.flight_recorder import metrics_of, table_of_records
 from trainsentry.monitor.trainer.one_monitor import close_older, forget
-from trainsentry.monitor.trainer.saved_state import checked_state, state_of
+from trainsentry.monitor.trainer.saved_state import checked_state, encoded, state_of
 from trainsentry.monitor.trainer.step_loop import StepCallback, StepLoop
 from trainsentry.monitor.trainer.triggers import Callback
 from trainsentry.monitor.trainer.wiring import (
@@ -310,15 +310,15 @@ class TrainMonitor:
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the detectors' state (None without a recorder) and fingerprints of all tensors as they are.
 
-        `torch.distributed.checkpoint` accepts the monitor itself and stores one rank's state for all ranks. That rank
-        resumes its detectors from it; the detectors of the other ranks start without learned state.
+        `torch.distributed.checkpoint` accepts the monitor itself, also before `watch`, and stores one rank's state for
+        all ranks. That rank resumes its detectors from it; those of the other ranks start without learned state.
         """
-        loop = self._running("state_dict")
+        loop = None if self._closed else self._loop
         if loop is None:
             step = self._unwatched_rank.step if self._unwatched_rank is not None else 0
-            return self._saved_state or state_of(step)
+            return encoded(self._saved_state or state_of(step))
         learned = self._guard.run("state_dict", self._ask_state, loop)
-        return state_of(loop.step, learned, loop.rank, loop.checkpoint.save(loop.step))
+        return encoded(state_of(loop.step, learned, loop.rank, loop.checkpoint.save(loop.step)))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the step and the detectors' state of an earlier run, before or after `watch`.

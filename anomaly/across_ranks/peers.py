@@ -214,7 +214,8 @@ class PeerRule(Detector):
             usual = others.without(own)
             late = len(known) > 1 and own - usual > max(OUTSIDE * (report.seconds or 0.0), LEAST_SECONDS)
             key = ("late", rank)
-            self._alike[key] += not late  # the stages of a pipeline begin one after the other from the start
+            # The stages of a pipeline begin one after the other from the start, and by chance not so late now and then.
+            self._alike[key] = self._alike[key] + 1 if not late else self._alike[key] // PEER_ALIKE * PEER_ALIKE
             if self._lasts("late", rank, late and self._alike[key] >= PEER_ALIKE):
                 found.append(_anomaly(step, rank, "training", OUTSIDE_SECONDS, STRAGGLER, (own, usual)))
         return found

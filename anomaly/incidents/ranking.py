@@ -63,6 +63,9 @@ SET_BY_OTHERS: Final = frozenset({ConstantBufferRule.name, BufferWritesRule.name
 TOO_SMALL: Final = frozenset({DEAD, UNDERFLOW})
 """Kinds of gradients that move nothing."""
 
+WEIGHT_GRADIENTS: Final = frozenset({GRADIENT, "grad_norm"})
+"""Gradients of weights, and their norm as a loop logs it."""
+
 FEW: Final = 3
 """Abnormal parameters that are never everywhere, however small the model."""
 
@@ -170,7 +173,8 @@ def _without_scaled(anomalies: list[Anomaly]) -> list[Anomaly]:
     """Count gradients as passed on that are off by the factor of all, where nothing else is off otherwise.
 
     That is where those at the model's output are off so, as the loss alone decides what these are: no module has
-    computed them. And it is where all that are abnormal are weights' gradients, and off so.
+    computed them. And it is where all that are abnormal are weights' gradients, or their logged norm, and off so. Of a
+    rank whose gradients are not said to be off, as of another stage of a pipeline, it is that by the factor of others.
     """
     everywhere = {
         (a.step, a.rank): a.value / a.expected
@@ -179,28 +183,34 @@ def _without_scaled(anomalies: list[Anomaly]) -> list[Anomaly]:
     }
     if not everywhere:
         return anomalies
+    factors = {(a.step, a.rank): _factor_of(a, everywhere) for a in anomalies}
     scaled = {
         (a.step, a.rank)
         for a in anomalies
         if a.quantity == ACTIVATION_GRAD_OUTPUT and not a.module and _is_off_by(a, everywhere.get((a.step, a.rank)))
     }
     others = [a for a in anomalies if a.name != ALL]
-    alike = Counter((a.step, a.rank) for a in others if _is_scaled_gradient(a, everywhere))
-    apart = {(a.step, a.rank) for a in others if not _is_scaled_gradient(a, everywhere)}
-    scaled |= {at for at, count in alike.items() if count >= FEW and at not in apart}
+    is_alike = [a.quantity in WEIGHT_GRADIENTS and _is_off_by(a, factors[a.step, a.rank]) for a in others]
+    alike = Counter((a.step, a.rank) for a, is_so in zip(others, is_alike, strict=True) if is_so)
+    apart = {(a.step, a.rank) for a, is_so in zip(others, is_alike, strict=True) if not is_so}
+    scaled |= {at for at, count in alike.items() if at not in apart and (count >= FEW or at not in everywhere)}
     return [
         replace(a, passed_on=True)
         if a.quantity in BACKWARD
         and a.name != ALL
         and (a.step, a.rank) in scaled
-        and _is_off_by(a, everywhere[a.step, a.rank])
+        and _is_off_by(a, factors[a.step, a.rank])
         else a
         for a in anomalies
     ]
 
 
-def _is_scaled_gradient(anomaly: Anomaly, everywhere: Mapping[tuple[int, int], float]) -> bool:
-    return anomaly.quantity == GRADIENT and _is_off_by(anomaly, everywhere.get((anomaly.step, anomaly.rank)))
+def _factor_of(anomaly: Anomaly, everywhere: Mapping[tuple[int, int], float]) -> float | None:
+    """Return the factor of all gradients of an anomaly's rank at its step, or else of other ranks, if they agree."""
+    own = everywhere.get((anomaly.step, anomaly.rank))
+    of_others = [factor for (step, _), factor in everywhere.items() if step == anomaly.step]
+    agree = bool(of_others) and max(of_others) <= SAME_FACTOR * min(of_others)
+    return own if own is not None or not agree else of_others[0]
 
 
 def _is_off_by(anomaly: Anomaly, factor: float | None) -> bool:

@@ -5,12 +5,12 @@ from collections import Counter, defaultdict, deque
 from typing import ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from trainsentry.anomaly.anomaly import DUPLICATE_DATA, STALE, Anomaly
 from trainsentry.anomaly.called_modules import CalledModules
 from trainsentry.anomaly.features import FEW
 from trainsentry.anomaly.finding import DATA, Finding
+from trainsentry.anomaly.rules.optimizer.recorded_options import ByParameter
 from trainsentry.anomaly.rules.rule import OPTIMIZER_STATE, Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import (
@@ -22,7 +22,7 @@ from trainsentry.collectors.series import (
     STEP_COUNTER,
     Series,
 )
-from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM, STATISTICS, content_fingerprints
+from trainsentry.collectors.statistics import INFS, MAX, MEAN, MIN, NANS, NORM, STATISTICS
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, as float64 sums of a tensor that moved never repeat by chance."""
@@ -143,10 +143,10 @@ class StaleRule(Rule):
         self._since = arrays.series.column(np.int64, -1)
         self._step = -1
         self._sampled = arrays.series.column(np.int64, -1)
-        self._with_gradient: dict[int, float] = {}
-        self._had_gradient: dict[int, int] = {}
+        # By owner: the largest square of the step's gradient, the step of the newest one, and the largest of all since
+        # the state moved.
+        self._gradients = ByParameter(3)
         self._adds_squares = arrays.series.column(bool, of=lambda s: s.quantity in SUMS_OF_SQUARES)
-        self._squares: dict[int, float] = {}
         self._inputs: dict[int, _Batches] = defaultdict(_Batches)
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -166,7 +166,8 @@ class StaleRule(Rule):
         layouts = record.layouts[rows].astype(np.int64)
         reshaped = (kinds == _ACTIVATION) & (layouts != self._layout.values[ids])
         self._layout.values[ids] = layouts
-        same = self._follow(ids, values[rows], self._resolution.values[layouts], reshaped, record.step)
+        least = self._resolution.values[layouts] * values[rows, MAX]
+        same = self._follow(ids, record.prints[rows], least, reshaped, record.step)
         repeats = self._repeats.values[ids]
         fewest = np.where(observed.numel[rows] < MANY_ELEMENTS, np.maximum(_REPEATS[kinds], REPEATS), _REPEATS[kinds])
         inputs = rows_where(kinds == _INPUT)
@@ -189,37 +190,35 @@ class StaleRule(Rule):
     def _note_gradients(self, observed: Observed, kinds: Integers) -> None:
         """Note when parameters had a gradient; this step's count from the next one on, as state is read first."""
         record = observed.record
+        self._gradients.grow(len(self._owners))
+        newest, had_at, squares = self._gradients.values
         if record.step != self._step:
             self._called.begin_step()
-            self._had_gradient.update(dict.fromkeys(self._with_gradient, self._step))
+            came = rows_where(~np.isnan(newest))
+            had_at[came] = self._step
             if record.step < self._step:  # the run has gone back
-                self._squares.clear()
-            for owner, square in self._with_gradient.items():
-                self._squares[owner] = max(self._squares.get(owner, 0.0), square)
+                squares[:] = np.nan
+            squares[came] = np.fmax(squares[came], newest[came])
             self._step = record.step
-            self._with_gradient.clear()
+            newest[:] = np.nan
         self._called.note(record)
         rows = rows_where((kinds == _GRADIENT) & (record.values[:, NORM] > 0))
-        largest = np.abs(record.values[rows][:, [MIN, MAX]]).max(axis=1) ** 2
-        for owner, square in zip(self._owner.values[record.ids[rows]].tolist(), largest.tolist(), strict=True):
-            self._with_gradient[owner] = max(self._with_gradient.get(owner, 0.0), square)
+        ends = record.values[rows[:, None], [MIN, MAX]]
+        largest = np.fmax(np.abs(ends).max(axis=1), 0.0) ** 2
+        np.fmax.at(newest, self._owner.values[record.ids[rows]], largest)
 
-    def _follow(
-        self, ids: Integers, values: npt.NDArray[np.float64], resolution: Floats, reshaped: Mask, step: int
-    ) -> Mask:
-        """Take in the statistics of series; return which are those of the sample before.
+    def _follow(self, ids: Integers, prints: Integers, least: Floats, reshaped: Mask, step: int) -> Mask:
+        """Take in the fingerprints of series; return which are those of the sample before.
 
-        `resolution` is the least square that changes a sum of squares, as a share of its largest element, shape (n,).
+        `least` are the least squares that change a series where it is a sum of squares, shape (n,).
         Those that are `reshaped` have another shape than in that sample, which says nothing of whether they move.
         State that had no gradient since then rests by right, and counts neither as moved nor as repeated.
         """
         last, repeats, longest = self._last.values, self._repeats.values, self._longest.values
-        prints = content_fingerprints(values)
         same: Mask = prints == last[ids]
-        unmoved = zip(ids[same].tolist(), (resolution * values[:, MAX])[same].tolist(), strict=True)
-        moved, still = ids[~same], np.array([i for i, least in unmoved if not self._rests(i, least)], np.int64)
-        for owner in self._owner.values[moved[self._adds_squares.values[moved]]].tolist():
-            self._squares.pop(owner, None)
+        unmoved = zip(ids[same].tolist(), least[same].tolist(), strict=True)
+        moved, still = ids[~same], np.array([i for i, square in unmoved if not self._rests(i, square)], np.int64)
+        self._gradients.values[2, self._owner.values[moved[self._adds_squares.values[moved]]]] = np.nan
         longest[moved] = np.maximum(longest[moved], repeats[moved])
         for place in rows_where(~same & (self._kind.values[ids] == _INPUT)).tolist():
             self._inputs[int(ids[place])].note(int(prints[place]), max(int(repeats[ids[place]]), 0))
@@ -239,10 +238,10 @@ class StaleRule(Rule):
             return self._called.knows_step and self._called.was_called(self._table.series[series_id]) is not True
         if self._kind.values[series_id] != _STATE:
             return False
-        owner = int(self._owner.values[series_id])
-        if self._adds_squares.values[series_id] and self._squares.get(owner, 0.0) < least:
+        _, had_at, square = self._gradients.values[:, self._owner.values[series_id]]
+        if self._adds_squares.values[series_id] and np.fmax(square, 0.0) < least:
             return True
-        return self._had_gradient.get(owner, -1) < int(self._sampled.values[series_id])
+        return bool(np.fmax(had_at, -1) < self._sampled.values[series_id])
 
     def _peers_move(self, kinds: Integers, same: Mask) -> Mask:
         """Return for each row whether most series of its kind moved in this record."""

@@ -1,5 +1,6 @@
 """The monitor's state in a user's checkpoint: the step, the learned state of one rank's detectors, fingerprints."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,8 +12,17 @@ NO_RANK: Final = -1
 def state_of(
     step: int, detection: dict[str, Any] | None = None, rank: int = NO_RANK, fingerprints: str = ""
 ) -> dict[str, Any]:
-    """Return a state as plain data; `fingerprints` are those of the tensors that the checkpoint saves."""
+    """Return a state; `fingerprints` are those of the tensors that the checkpoint saves."""
     return {"step": step, "detection": detection, "rank": rank, "fingerprints": fingerprints}
+
+
+def encoded(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state as plain data, with what the detectors have learned as one text.
+
+    A distributed checkpoint names each key of nested dicts, and loads only what has the same keys.
+    """
+    detection = state["detection"]
+    return {**state, "detection": "" if detection is None else json.dumps(detection)}
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,6 +33,8 @@ def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
     """
     detection = state.get("detection")
+    if isinstance(detection, str):
+        detection = json.loads(detection) if detection else None  # a ValueError says where it is no JSON
     if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
         raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: the result of state_dict()")
     fingerprints = state.get("fingerprints", "")

@@ -36,9 +36,9 @@ def lone_leaps(of: RecentRange, ids: Any, floor: Floats | None) -> dict[int, flo
     before = before if floor is None else np.fmax(before, floor)
     with np.errstate(invalid="ignore"):
         leap, own = newest[-1] - before, high - of.low[_NORM, ids]
-        matters = np.isfinite(high) & (newest[-1] >= np.nanmedian(newest[-1]) + LEAST_LEAPING)
-    far = rows_where((leap >= np.fmax(LEAP, own)) & matters)
+    far = rows_where((leap >= np.fmax(LEAP, own)) & np.isfinite(high))
     alone = (leap > LEAP_OF_OTHERS).sum() <= max(FEW_LEAPS, SHARE_OF_LEAPS * len(leap))
     if not len(far) or not alone or np.nanmedian(leap) > CALM:
         return {}
-    return {i: float(leap[i]) for i in far.tolist()}
+    least = np.nanmedian(newest[-1]) + LEAST_LEAPING
+    return {i: float(leap[i]) for i in far.tolist() if newest[-1, i] >= least}

@@ -21,7 +21,6 @@ from trainsentry.collectors.statistics import (
     STATISTICS,
     VALUE,
     ZEROS,
-    content_fingerprints,
 )
 
 SCORE: Final = 60.0
@@ -70,7 +69,7 @@ class ConstantBufferRule(Rule):
         self._mode_changed |= bool(self._is_mode.values[record.where].any())
         if not len(rows):
             return []
-        ids, prints = record.ids[rows].astype(np.int64), content_fingerprints(record.values[rows])
+        ids, prints = record.ids[rows].astype(np.int64), record.prints[rows]
         layouts = record.layouts[rows]
         first = self._same.values[ids] < 0
         changed = (prints != self._last.values[ids]) & ~first & (layouts == self._layout.values[ids])

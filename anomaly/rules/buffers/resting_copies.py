@@ -20,7 +20,7 @@ from trainsentry.collectors.series import (
     UPDATE,
     Series,
 )
-from trainsentry.collectors.statistics import NORM, STATISTICS, content_fingerprints
+from trainsentry.collectors.statistics import NORM, STATISTICS
 
 SCORE: Final = 58.0
 """Deviations: above every spike of healthy runs, below a count of writes."""
@@ -89,7 +89,7 @@ class RestingCopiesRule(Rule):
         rows = rows_where(self._are_weights(record) & (record.columns[NORM] > 0))
         if len(rows) and self._others:
             ids = record.ids[rows].astype(np.int64)
-            moved = self._follow(ids, content_fingerprints(record.values[rows]), record.step)
+            moved = self._follow(ids, record.prints[rows], record.step)
             if (moved & self._is_weight.values[ids]).any():  # the training goes on
                 self._due += [i for i in self._resting(ids, record.step) if table.series[i].name not in self._others]
         return found

@@ -10,7 +10,7 @@ from trainsentry.anomaly.rules.data.resumed_batches import RESUMED, ResumedBatch
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Integers, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT, Series
-from trainsentry.collectors.statistics import STATISTICS, content_fingerprints
+from trainsentry.collectors.statistics import STATISTICS
 
 PART: Final = ".part"
 """Ends the index of an input of which only the first samples are read."""
@@ -81,7 +81,7 @@ class RepeatedDataRule(Rule):
                 self._forget()
             self._step, self._batch = record.step, 0
         rows = _read_at_every_step(rows, [observed.table.series[i].index for i in record.ids[rows].tolist()])
-        for bits in content_fingerprints(record.values[rows]).tolist():
+        for bits in record.prints[rows].tolist():
             self._batch = (self._batch * 31 + bits) % 2**53
         return found
 

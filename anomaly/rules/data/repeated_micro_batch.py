@@ -8,7 +8,7 @@ from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT
-from trainsentry.collectors.statistics import STATISTICS, content_fingerprints
+from trainsentry.collectors.statistics import STATISTICS
 
 SCORE: Final = 60.0
 """Deviations: as strong as a rule whose bound holds for any run."""
@@ -61,7 +61,7 @@ class RepeatedMicroBatchRule(Rule):
             if record.step < self._step:  # the run goes back, and its batches come again
                 self._earlier.clear()
             self._step, self._batches = record.step, {}
-        for row, bits in zip(rows.tolist(), content_fingerprints(record.values[rows]).tolist(), strict=True):
+        for row, bits in zip(rows.tolist(), record.prints[rows].tolist(), strict=True):
             series_id = int(record.ids[row])
             micro_step = observed.table.series[series_id].micro_step
             self._batches[micro_step] = (self._batches.get(micro_step, 0) * 31 + bits) % 2**53

@@ -36,7 +36,7 @@ from trainsentry.collectors.series import (
     Series,
     SeriesTable,
 )
-from trainsentry.collectors.statistics import NORM, VALUE, content_fingerprints
+from trainsentry.collectors.statistics import NORM, VALUE
 
 Rows = npt.NDArray[np.intp]
 
@@ -304,7 +304,7 @@ class FrozenRule(Rule):
         if self._graded_steps >= NEVER_MOVED_AFTER or is_known or not len(rows):
             return
         self._noted.add(record.step)
-        for i, bits in zip(record.ids[rows].tolist(), content_fingerprints(record.values[rows]).tolist(), strict=True):
+        for i, bits in zip(record.ids[rows].tolist(), record.prints[rows].tolist(), strict=True):
             if series[i].quantity == ACTIVATION_GRAD_OUTPUT:
                 self._with_gradient.add(series[i].module)
             elif series[i].quantity == ACTIVATION_OUTPUT:

@@ -31,6 +31,10 @@ as one rank may write a checkpoint for some seconds."""
 POLL_SECONDS: Final = 0.02
 """Pause between two looks at the store for ranks that have not joined."""
 
+GAVE_UP: Final = "gave_up"
+LOOK_EVERY: Final = 1.0
+"""The key in the store by which a rank says that it waits no longer, and seconds between two looks at it."""
+
 _count = 0
 _left: list[Any] = []
 
@@ -164,23 +168,33 @@ class GroupMaxReduce:
         """Wait for the other ranks; return the element-wise maximum, or None when nothing was proposed.
 
         Raises:
-            RuntimeError: when a rank proposes nothing within `max_wait` seconds, or a part of the training's own
-                timeout.
+            TimeoutError: when a rank proposes nothing within `max_wait` seconds, or a part of the training's own
+                timeout, or another rank has said that it waits no longer.
 
         """
         if self._values is None:
             return None
-        if self._work is not None:
-            try:
-                self._work.wait(timedelta(seconds=self._max_wait))
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"another rank has not ended its step in {self._max_wait:.0f} s, or has left: do all ranks take "
-                    "the same steps? From now on each rank samples, dumps and stops for itself"
-                ) from error
+        if self._rendezvous is not None and self._work is not None:
+            self._wait_for_others(self._rendezvous.store)
         values, self._values, self._work = self._values, None, None
         agreed: list[float] = values.tolist()
         return agreed
+
+    def _wait_for_others(self, store: "GroupStore") -> None:
+        """Wait for the max-reduce; a rank that gives up tells the others, which do not wait for it in turn."""
+        end = time.monotonic() + self._max_wait
+        while True:
+            try:
+                self._work.wait(timedelta(seconds=min(LOOK_EVERY, max(end - time.monotonic(), POLL_SECONDS))))
+            except RuntimeError as error:
+                if not self._work.is_completed() and time.monotonic() < end and not store.store.check([GAVE_UP]):
+                    continue
+                store.put(GAVE_UP, "")
+                raise TimeoutError(
+                    f"another rank has not ended its step in {self._max_wait:.0f} s, or has left: do all ranks take "
+                    "the same steps? From now on each rank samples, dumps and stops for itself"
+                ) from error
+            return
 
 
 def _patience(timeout: float) -> float:

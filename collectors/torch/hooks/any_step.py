@@ -7,7 +7,7 @@ ours.
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
@@ -15,6 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 Listener = Callable[[Optimizer], None]
+
+MAKES_STATE: Final = "_init_optim_state"
+"""The function of `torch.distributed.checkpoint.state_dict` that does so."""
 
 
 class AnyStepHandle:
@@ -50,6 +53,17 @@ def is_inside_own_step(optimizer: Optimizer) -> bool:
     return steps == 2
 
 
+def is_of_checkpoint(optimizer: Optimizer) -> bool:
+    """Whether a hook runs for the step by which torch's distributed checkpoints make an optimizer's state.
+
+    `get_state_dict` of an optimizer that has no state steps it with gradients and a learning rate of zero.
+    """
+    frame = None if optimizer.state else inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != MAKES_STATE:
+        frame = frame.f_back
+    return frame is not None
+
+
 def after_whole_steps(ended: Callable[[], None]) -> RemovableHandle:
     """Call `ended()` after each step of any optimizer, until the returned handle is removed."""
 
@@ -74,7 +88,7 @@ def before_any_step(listener: Listener) -> AnyStepHandle:
 
 
 def _tell(optimizer: Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_of_checkpoint(optimizer):
         return
     _running.append(optimizer)
     try:

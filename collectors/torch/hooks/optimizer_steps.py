@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from trainsentry.collectors.backend import StepListener
 from trainsentry.collectors.guard import InertWhenCopied
 from trainsentry.collectors.torch.device.registry import stream_is_captured
-from trainsentry.collectors.torch.hooks.any_step import AnyStepHandle, is_inside_own_step
+from trainsentry.collectors.torch.hooks.any_step import AnyStepHandle, is_inside_own_step, is_of_checkpoint
 from trainsentry.collectors.torch.hooks.optimizer_arrivals import Arrivals
 from trainsentry.collectors.torch.sharding.sharding import OuterOptimizer
 
@@ -27,7 +27,8 @@ class OptimizerSteps:
     `outer` maps the id of an optimizer to the wrapper that steps it: once for each parameter group, or never when it
     finds an overflow, so that only the wrapper's step is a whole step. Wrappers have no hooks, so the instance's `step`
     is wrapped; `before_outer()` runs first. A `step` that calls its base class's is one step. One that a device only
-    captures into a graph (`is_captured`) does not count. `arrivals` takes note of optimizers that were not given.
+    captures into a graph (`is_captured`) does not count, nor one that makes state for a checkpoint. `arrivals` takes
+    note of optimizers that were not given.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class OptimizerSteps:
         self.before_outer = before_outer
         self.under_way: set[int] = set()
         self.nested: set[int] = set()
+        self.apart: set[int] = set()  # those that take a step that is none of the training
         self.has_stepped = False
         self.adopted = 0
         self.parts: Counter[int] = Counter()
@@ -131,6 +133,9 @@ def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], 
     if id(optimizer) in owner.under_way and is_inside_own_step(optimizer):
         owner.nested.add(id(optimizer))
         return
+    if is_of_checkpoint(optimizer):
+        owner.apart.add(id(optimizer))
+        return
     owner.stepped.add(optimizer)
     owner.has_stepped = True
     owner.under_way.add(id(optimizer))
@@ -142,6 +147,10 @@ def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after(owner: OptimizerSteps, optimizer: Optimizer) -> None:
     if id(optimizer) in owner.nested and is_inside_own_step(optimizer):
+        return
+    if id(optimizer) in owner.apart:
+        if not is_inside_own_step(optimizer):
+            owner.apart.discard(id(optimizer))
         return
     owner.under_way.discard(id(optimizer))
     owner.nested.discard(id(optimizer))

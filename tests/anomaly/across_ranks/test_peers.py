@@ -79,6 +79,16 @@ def test_the_stages_of_a_pipeline_begin_one_after_the_other_and_none_is_late():
         assert rule.judge(step, reports, frozenset()) == []
 
 
+def test_a_stage_that_begins_nearly_as_late_as_counts_is_not_slow_where_it_is_later_for_a_while():
+    """The last stage waits for what the first one computes."""
+    rule, draw = PeerRule(), random.Random(0)
+    for step in range(400):
+        own = 0.095 if draw.random() < 0.4 or step < 4 else 0.12
+        own = 0.12 if step > 300 else own
+        reports = {r: RankReport(seconds=1.0, outside=own if r == 1 else 0.001) for r in range(2)}
+        assert rule.judge(step, reports, frozenset()) == []
+
+
 def test_a_rank_that_evaluates_now_and_then_is_not_slow():
     rule = PeerRule()
     for step in range(200):

@@ -222,6 +222,20 @@ def test_gradients_off_by_one_factor_from_the_models_output_on_are_all_gradients
     assert order_of([block, output, everything])[0] == first
 
 
+@pytest.mark.parametrize(("rank", "times", "first"), [
+    (0, 3.7, ("all", "gradient")),
+    (1, 3.7, ("all", "gradient")),
+    (0, 40.0, ("fc.0.weight", "gradient")),
+    (1, 40.0, ("fc.0.weight", "gradient")),
+])  # fmt: skip
+def test_gradients_off_by_the_factor_of_all_follow_beside_their_logged_norm_and_on_another_stage(rank, times, first):
+    scaled = {"kind": "shift", "detector": SPIKES, "statistic": "norm", "expected": 1.0}
+    everything = anomaly("all", "gradient", 91, rank=0, order=80, value=3.9, **scaled)
+    logged = anomaly("grad_norm", "grad_norm", 91, rank=0, order=90, value=3.8, **scaled)
+    single = [anomaly(f"fc.{i}.weight", "gradient", 91, rank=rank, order=i, value=times, **scaled) for i in range(3)]
+    assert order_of([*single[: 3 - 2 * rank], logged, everything])[0] == first
+
+
 @pytest.mark.parametrize("step", [96, 100])
 @pytest.mark.parametrize(("last_clean", "is_cause"), [(90, True), (97, False)])
 def test_a_module_whose_output_is_another_since_its_updates_are_missing_was_left_out(step, last_clean, is_cause):

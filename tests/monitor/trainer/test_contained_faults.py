@@ -1,5 +1,7 @@
 """A fault in the trainer's part of the monitor is logged once and counted, and training goes on."""
 
+import json
+
 import pytest
 from tiny_models import EVERY_STEP, flip_bit, train
 from watched import STEPS, bare, errors, gaps, make, plant, rows, status
@@ -79,7 +81,9 @@ def test_a_checkpoint_whose_learned_state_is_unfit_costs_that_state_alone(out, t
     with first:
         train(model, optimizer, STEPS, first)
         state = first.state_dict()
-    del state["detection"]["state"]
+    learned = json.loads(state["detection"])
+    del learned["state"]
+    state["detection"] = json.dumps(learned)
     monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": EVERY_STEP})
     monitor.load_state_dict(state)
     with monitor.watch(model, optimizer):

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import trainsentry
+from trainsentry.collectors.torch.distributed.rendezvous import GAVE_UP, GroupMaxReduce
 
 
 def parts():
@@ -148,3 +149,24 @@ def uneven_steps(out):
             dist.all_reduce(parameter.data)
     monitor.close()
     return longest, patience
+
+
+def one_gives_up(out):
+    """Rank 1 waits no longer for an answer that rank 0 waits for; return what rank 0 is told."""
+    model, optimizer = parts()
+    monitor = trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer)
+    max_reduce, told = GroupMaxReduce(monitor._rank_group.rendezvous, 600.0), ""
+    if dist.get_rank() == 0:
+        max_reduce.propose([1.0])
+        try:
+            max_reduce.result()
+        except TimeoutError as error:
+            told = str(error)
+    else:
+        monitor._rank_group.rendezvous.store.put(GAVE_UP, "")
+    dist.barrier()
+    if dist.get_rank() == 1:  # so that nothing is left under way in the group
+        max_reduce.propose([1.0])
+        max_reduce.result()
+    monitor.close()
+    return told
