@@ -13,7 +13,8 @@ from trainsentry.anomaly.rules.data.rollouts import Batches, Rollouts
 from trainsentry.anomaly.rules.rule import Observed
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord
-from trainsentry.collectors.series import PASSES_WITHOUT_GRADIENTS
+from trainsentry.collectors.series import ACTIVATION_GRAD_INPUT, PASSES_WITHOUT_GRADIENTS, Series
+from trainsentry.collectors.shared.batch_rows import PART
 from trainsentry.collectors.statistics import MEAN, NORM, VALUE
 
 SAMPLES: Final = 64
@@ -60,7 +61,8 @@ class DataDependence:
 
     A policy makes its own observations, and several updates use those of one rollout; records of one source follow each
     other where nobody shuffles them. Then a loss tells of its batch more than of the model, and levels come and go. A
-    batch tells of the next one, or, where a rollout is shuffled and used for long, of the level of the next many.
+    batch tells of the next one, or, where a rollout is shuffled and used for long, of the level of the next many. An
+    input that gets a gradient, as a pipeline's stage has from the one before, moves as that learns: it is no data.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -70,6 +72,9 @@ class DataDependence:
         self._taken = 0
         self._found: dict[int, deque[int]] = {}
         self._recurring: set[int] = set()
+        self._series = arrays.table.series
+        self._computed: set[tuple[int, str]] = set()
+        arrays.series.before_growth(lambda _, new: self._computed.update(map(_place, filter(_is_gradient, new))))
         self._is_passes = arrays.series.column(bool, of=lambda s: s.scalar and s.name == PASSES_WITHOUT_GRADIENTS)
         self._rollouts, self._rollout_at = Rollouts(), -1
 
@@ -102,11 +107,13 @@ class DataDependence:
         if record is self._noted:
             return
         self._noted = record
-        rows = rows_where(self._is_input.values[record.where] & (observed.numel >= FEW))
-        if not len(rows):
+        rows = rows_where(self._is_input.values[record.where] & (observed.numel >= FEW)).tolist()
+        if self._computed:
+            rows = [row for row in rows if _place(self._series[record.ids[row]]) not in self._computed]
+        if not rows:
             return
         batches: dict[int, tuple[float, ...]] = {}
-        for row in rows.tolist():
+        for row in rows:
             series_id, root_mean_square = (
                 int(record.ids[row]),
                 float(record.values[row, NORM] / observed.numel[row] ** 0.5),
@@ -142,11 +149,12 @@ class DataDependence:
         return len(sizes) >= FEWEST and correlation_with_next(sizes[-SAMPLES:]) >= DEPENDENT
 
     def saved(self, size: int) -> dict[str, Any]:
-        """Return the count of records, and the sizes of inputs and when they were dependent, by their positions."""
+        """Return the count of records, which inputs are no data, and their sizes and when they were dependent."""
         sizes = {str(i): list(each) for i, each in self._sizes.items() if i < size}
         dependent = {str(i): list(times) for i, times in self._found.items() if i < size}
         rollouts = self._rollouts.saved()
-        return {"records": self._taken, "sizes": sizes, "dependent": dependent, "rollouts": rollouts}
+        known = {"sizes": sizes, "dependent": dependent, "computed": sorted(self._computed)}
+        return {"records": self._taken, "rollouts": rollouts, **known}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Restore the count of records, and forget all series."""
@@ -154,6 +162,7 @@ class DataDependence:
         self._sizes.clear()
         self._found.clear()
         self._recurring.clear()
+        self._computed.update((stage, name) for stage, name in saved.get("computed", ()))
         self._rollouts, self._rollout_at = Rollouts(), -1
         if "rollouts" in saved:
             self._rollouts.load(saved["rollouts"])
@@ -164,3 +173,11 @@ class DataDependence:
             self._sizes[series_id] = deque(map(float, sizes), maxlen=KEPT)
         if dependent := saved["dependent"].get(str(position)):
             self._found[series_id] = deque(map(int, dependent), maxlen=MOST_FOUND)
+
+
+def _is_gradient(series: Series) -> bool:
+    return series.quantity == ACTIVATION_GRAD_INPUT and not series.module
+
+
+def _place(series: Series) -> tuple[int, str]:
+    return series.vpp_stage, series.name.removesuffix(f".{PART}")

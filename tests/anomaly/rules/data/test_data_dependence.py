@@ -10,11 +10,12 @@ from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.data.data_dependence import FEWEST, LEFT_OUT, SAMPLES, correlation_with_next
 
 DATA, LOSS = ("input.0", "activation_input"), ("loss", "loss")
+OF_DATA = ("input.0", "activation_grad_input")
 OUT = [(f"blocks.{i}.fc.output.0", "activation_output") for i in range(8)]
 AT = 120
 
 
-def run(block, change, steps=AT + 8, seed=0, resumed=""):
+def run(block, change, steps=AT + 8, seed=0, resumed="", gets_gradient=()):
     """Return the alarms from `AT` on; the data are of one size for `block` steps each, and all swing with them."""
     records, random, found = Records(), np.random.default_rng(seed), []
     detection, size = Detection(records.table), 1.0
@@ -22,7 +23,7 @@ def run(block, change, steps=AT + 8, seed=0, resumed=""):
         if step % block == 0:
             size = float(np.exp(0.1 * random.standard_normal()))
         noise = lambda: size * float(np.exp(0.01 * random.standard_normal()))  # noqa: E731
-        sizes = {key: noise() for key in (DATA, *OUT, LOSS)}
+        sizes = {key: noise() for key in (DATA, *OUT, LOSS)} | ({OF_DATA: 1.0} if step in gets_gradient else {})
         if step == AT and resumed:
             state = json.loads(json.dumps(detection.state()))
             detection = detection if resumed == "here" else Detection(records.table)
@@ -39,6 +40,13 @@ def run(block, change, steps=AT + 8, seed=0, resumed=""):
 def test_a_rollout_unlike_the_others_is_no_other_level_of_a_module_nor_of_the_loss(block, told, change, resumed):
     [(name, _)] = change
     assert (name in run(block, change, resumed=resumed)) == told
+
+
+@pytest.mark.parametrize("resumed", ["", "here", "anew"])
+@pytest.mark.parametrize(("gets_gradient", "told"), [((0, 100), True), ((), False)])
+def test_what_a_stage_of_a_pipeline_is_given_is_no_data(gets_gradient, told, resumed):
+    """It is what the stage before has learned to give, and moves from step to step."""
+    assert ("loss" in run(4, {LOSS: 4.0}, gets_gradient=gets_gradient, resumed=resumed)) == told
 
 
 def test_a_level_that_is_far_away_is_told_all_the_same():
