@@ -137,7 +137,8 @@ class MaxReduce(Protocol):
         """Return the maximum of each value, waiting for the other ranks; None when nothing was proposed.
 
         Raises:
-            RuntimeError: when a rank does not propose in time.
+            TimeoutError: when a rank does not propose in time, or has left.
+            RuntimeError: when the ranks cannot be reached.
 
         """
 

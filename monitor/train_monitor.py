@@ -308,15 +308,15 @@ class TrainMonitor:
             self._guard.run("flush", self._flush, loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, the detectors' state (None without a recorder) and fingerprints of all tensors as they are.
+        """Return the step, the detectors' state (of nothing without a recorder) and fingerprints of all tensors.
 
         `torch.distributed.checkpoint` accepts the monitor itself, also before `watch`, and stores one rank's state for
         all ranks. That rank resumes its detectors from it; those of the other ranks start without learned state.
         """
         loop = None if self._closed else self._loop
         if loop is None:
-            step = self._unwatched_rank.step if self._unwatched_rank is not None else 0
-            return encoded(self._saved_state or state_of(step))
+            known = self._saved_state or state_of(0)
+            return encoded(known if self._unwatched_rank is None else {**known, "step": self._unwatched_rank.step})
         learned = self._guard.run("state_dict", self._ask_state, loop)
         return encoded(state_of(loop.step, learned, loop.rank, loop.checkpoint.save(loop.step)))
 

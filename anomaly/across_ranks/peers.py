@@ -107,6 +107,10 @@ cases, and ten in a row in 1 of 10^14."""
 PEER_ALIKE: Final = 20
 """Samples in which a rank must have been alike before: one that has harder data from the start is not at fault."""
 
+TAKES_BACK: Final = 3
+"""Samples in time that a late one takes back before a rank counts as one that used to be in time: one that logs or
+evaluates at each fifth step does, a stage that is late at every second step once in some 200,000 chances."""
+
 DUPLICATES: Final = 3
 DUPLICATES_WITHIN: Final = 10
 """Different batches that two ranks must share within ten samples: one may be chance."""
@@ -215,7 +219,8 @@ class PeerRule(Detector):
             late = len(known) > 1 and own - usual > max(OUTSIDE * (report.seconds or 0.0), LEAST_SECONDS)
             key = ("late", rank)
             # The stages of a pipeline begin one after the other from the start, and by chance not so late now and then.
-            self._alike[key] = self._alike[key] + 1 if not late else self._alike[key] // PEER_ALIKE * PEER_ALIKE
+            if self._alike[key] < PEER_ALIKE:
+                self._alike[key] = max(self._alike[key] + (-TAKES_BACK if late else 1), 0)
             if self._lasts("late", rank, late and self._alike[key] >= PEER_ALIKE):
                 found.append(_anomaly(step, rank, "training", OUTSIDE_SECONDS, STRAGGLER, (own, usual)))
         return found

@@ -142,7 +142,7 @@ class Scoring:
         take = healthy & ~far & known
         self._learn_step_noise(ids, found, take)
         moved = _moved_mean(found.features, found.state[NEWEST], found.state[LOCATION])
-        moved = np.where(take & ~np.isnan(moved), moved, 0.0)
+        moved = np.where(take & np.isfinite(moved), moved, 0.0)
         self._mean_moves.values[ids] = np.maximum(MOVES_FADE * self._mean_moves.values[ids], moved)
         where = self.rows.of(ids).where
         if isinstance(where, slice):  # found.state is the baseline's own

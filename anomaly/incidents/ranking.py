@@ -191,7 +191,9 @@ def _without_scaled(anomalies: list[Anomaly]) -> list[Anomaly]:
     }
     others = [a for a in anomalies if a.name != ALL]
     is_alike = [a.quantity in WEIGHT_GRADIENTS and _is_off_by(a, factors[a.step, a.rank]) for a in others]
-    alike = Counter((a.step, a.rank) for a, is_so in zip(others, is_alike, strict=True) if is_so)
+    alike = Counter(
+        (a.step, a.rank) for a, is_so in zip(others, is_alike, strict=True) if is_so and a.quantity == GRADIENT
+    )
     apart = {(a.step, a.rank) for a, is_so in zip(others, is_alike, strict=True) if not is_so}
     scaled |= {at for at, count in alike.items() if at not in apart and (count >= FEW or at not in everywhere)}
     return [

@@ -64,7 +64,7 @@ class OverflowCount:
                 self._max_reduce = framework.max_reduce(self._rendezvous)
             self._max_reduce.propose([local])
             agreed = self._max_reduce.result()
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             self._alone = True
             logger.warning("trainsentry: overflow_check: this rank counts alone and stops alone: %s", error)
             return local

@@ -17,29 +17,34 @@ def state_of(
 
 
 def encoded(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as plain data, with what the detectors have learned as one text.
+    """Return a state as plain data, with what the detectors have learned, and their rank, as one text.
 
-    A distributed checkpoint names each key of nested dicts, and loads only what has the same keys.
+    A distributed checkpoint names each key of nested dicts, loads only what has the same keys, and takes any rank's
+    value of a key that several ranks save.
     """
-    detection = state["detection"]
-    return {**state, "detection": "" if detection is None else json.dumps(detection)}
+    learned = {"rank": state["rank"], "learned": state["detection"]}
+    return {"step": state["step"], "detection": json.dumps(learned), "fingerprints": state["fingerprints"]}
 
 
 def checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a state that a user loads, and return it.
+    """Check a state that a user loads, and return it; earlier versions had the learned state as nested data.
 
     Raises:
         ValueError: when it did not come from `state_dict`.
 
     """
-    detection = state.get("detection")
-    if isinstance(detection, str):
-        detection = json.loads(detection) if detection else None  # a ValueError says where it is no JSON
-    if not isinstance(state.get("step"), int) or not (detection is None or set(detection) >= DETECTION_KEYS):
+    detection, rank = state.get("detection"), state.get("rank", NO_RANK)
+    try:
+        if isinstance(detection, str):
+            saved = json.loads(detection)
+            detection, rank = saved["learned"], saved["rank"]
+        fits = isinstance(state.get("step"), int) and (detection is None or set(detection) >= DETECTION_KEYS)
+    except (KeyError, TypeError, ValueError):
+        fits = False
+    if not fits:
         raise ValueError(f"load_state_dict: got keys {sorted(state)}, allowed: the result of state_dict()")
     fingerprints = state.get("fingerprints", "")
-    known = fingerprints if isinstance(fingerprints, str) else ""
-    return state_of(state["step"], detection, state.get("rank", NO_RANK), known)
+    return state_of(state["step"], detection, rank, fingerprints if isinstance(fingerprints, str) else "")
 
 
 def detection_for(rank: int, state: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -26,6 +26,12 @@ def test_a_run_goes_on_from_a_distributed_checkpoint_and_every_step_is_there_onc
         assert steps_in(tmp_path / "out" / directory) == list(range(10)), directory
 
 
+def test_what_one_rank_has_learned_stays_with_its_number_in_a_distributed_checkpoint(two_ranks, tmp_path):
+    found = two_ranks.run(restarting.learned_by, tmp_path / "out", tmp_path / "checkpoint")
+    [rank] = {rank for rank, _ in found}
+    assert [is_own for _, is_own in found] == [r == rank for r in range(2)]
+
+
 def test_a_restart_with_more_ranks_continues_the_files(two_ranks, four_ranks, tmp_path):
     two_ranks.run(restarting.run_once, tmp_path, 0, 6)
     four_ranks.run(restarting.run_once, tmp_path, 4, 6)

@@ -1,6 +1,7 @@
 """Stops runs of several ranks and lets them go on; trains the stages of a pipeline."""
 
 import copy
+import json
 
 import strategy
 import torch
@@ -51,6 +52,19 @@ def checkpointed(out, checkpoint):
         train(model, optimizer, 4)
         monitor.flush()
         return step, [i.summary for i in monitor.incidents]
+
+
+def learned_by(out, checkpoint):
+    """Save what each rank has learned; return whose every rank loads, and whether that is what this rank has."""
+    model, optimizer = parts()
+    with trainsentry.TrainMonitor({"output_dir": str(out), "collect": DENSE}).watch(model, optimizer) as monitor:
+        train(model, optimizer, 6)
+        own = monitor.state_dict()["detection"]
+        dcp.save({"monitor": monitor}, checkpoint_id=str(checkpoint))
+    loaded = {"monitor": trainsentry.TrainMonitor().state_dict()}
+    dcp.load(loaded, checkpoint_id=str(checkpoint))
+    detection = loaded["monitor"]["detection"]
+    return json.loads(detection)["rank"], detection == own
 
 
 class DdpWithStatistics(strategy.Strategy):

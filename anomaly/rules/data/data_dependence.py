@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -62,7 +63,8 @@ class DataDependence:
     A policy makes its own observations, and several updates use those of one rollout; records of one source follow each
     other where nobody shuffles them. Then a loss tells of its batch more than of the model, and levels come and go. A
     batch tells of the next one, or, where a rollout is shuffled and used for long, of the level of the next many. An
-    input that gets a gradient, as a pipeline's stage has from the one before, moves as that learns: it is no data.
+    input that gets a gradient, as a pipeline's stage has from the one before, moves as that learns: it is no data; nor
+    is one whose gradient a penalty takes, for which nothing is excused then.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:
@@ -74,7 +76,8 @@ class DataDependence:
         self._recurring: set[int] = set()
         self._series = arrays.table.series
         self._computed: set[tuple[int, str]] = set()
-        arrays.series.before_growth(lambda _, new: self._computed.update(map(_place, filter(_is_gradient, new))))
+        self._is_purged = True
+        arrays.series.before_growth(self._note_new)
         self._is_passes = arrays.series.column(bool, of=lambda s: s.scalar and s.name == PASSES_WITHOUT_GRADIENTS)
         self._rollouts, self._rollout_at = Rollouts(), -1
 
@@ -109,6 +112,7 @@ class DataDependence:
         self._noted = record
         rows = rows_where(self._is_input.values[record.where] & (observed.numel >= FEW)).tolist()
         if self._computed:
+            self._forget_computed()
             rows = [row for row in rows if _place(self._series[record.ids[row]]) not in self._computed]
         if not rows:
             return
@@ -128,6 +132,22 @@ class DataDependence:
             for series_id, sizes in self._sizes.items():
                 if self._are_dependent(series_id, np.array(sizes)[:-LEFT_OUT]):
                     self._found.setdefault(series_id, deque(maxlen=MOST_FOUND)).append(self._taken)
+
+    def _note_new(self, _: int, new: Sequence[Series]) -> None:
+        computed = {_place(series) for series in new if _is_gradient(series)}
+        self._is_purged &= computed <= self._computed
+        self._computed |= computed
+
+    def _forget_computed(self) -> None:
+        """Forget the inputs that have turned out to be no data."""
+        if self._is_purged:
+            return
+        self._is_purged = True
+        for series_id in {*self._sizes, *self._found, *self._recurring}:
+            if _place(self._series[series_id]) in self._computed:
+                self._sizes.pop(series_id, None)
+                self._found.pop(series_id, None)
+                self._recurring.discard(series_id)
 
     def _note_rollouts(self, record: StepRecord, batches: Batches) -> None:
         """Note whether the data of these updates have a level of their own, as those of one rollout do."""
@@ -173,6 +193,7 @@ class DataDependence:
             self._sizes[series_id] = deque(map(float, sizes), maxlen=KEPT)
         if dependent := saved["dependent"].get(str(position)):
             self._found[series_id] = deque(map(int, dependent), maxlen=MOST_FOUND)
+        self._is_purged = False
 
 
 def _is_gradient(series: Series) -> bool:

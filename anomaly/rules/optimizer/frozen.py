@@ -143,7 +143,7 @@ class FrozenRule(Rule):
         self._outputs: defaultdict[str, set[int]] = defaultdict(set)
         self._given: defaultdict[int, set[str]] = defaultdict(set)
         self._with_gradient: set[str] = set()
-        self._noted: set[int] = set()  # steps whose outputs were
+        self._noted: set[int] = set()  # steps whose outputs were, where gradients may never come
         self._some_rest = self._most_frozen = False
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -299,11 +299,11 @@ class FrozenRule(Rule):
     def _note_outputs(self, observed: Observed) -> None:
         """Note, until parameters that never moved are told of, what modules gave and were given, by its bits."""
         record, series = observed.record, observed.table.series
-        is_known = len(self._noted) >= NEVER_MOVED_AFTER and record.step not in self._noted
-        rows = rows_where(self._passes.values[record.where] & (record.columns[NORM] != 0))
-        if self._graded_steps >= NEVER_MOVED_AFTER or is_known or not len(rows):
+        if self._graded_steps >= NEVER_MOVED_AFTER or len(self._noted) > LONGER * NEVER_MOVED_AFTER:
             return
-        self._noted.add(record.step)
+        rows = rows_where(self._passes.values[record.where] & (record.columns[NORM] != 0))
+        if len(rows):
+            self._noted.add(record.step)
         for i, bits in zip(record.ids[rows].tolist(), record.prints[rows].tolist(), strict=True):
             if series[i].quantity == ACTIVATION_GRAD_OUTPUT:
                 self._with_gradient.add(series[i].module)

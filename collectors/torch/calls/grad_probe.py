@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainsentry.collectors.calls.gradient_summary import Gradient, GradientProbe, GradientSummary
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.torch.hooks.any_step import is_of_checkpoint
 from trainsentry.collectors.torch.rows.host_statistics import host_row
 from trainsentry.collectors.torch.rows.local_tensor import local, stored_values
 
@@ -35,6 +36,8 @@ class ModelGradientProbe(GradientProbe):
         self._handle.remove()
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if is_of_checkpoint(optimizer):
+            return
         updated = (p for group in optimizer.param_groups for p in group["params"])
         if any(id(p) in self._ids for p in updated):
             self.before_update(self._gradients)

@@ -1,5 +1,6 @@
 """Rendezvous of torch's ranks in `watch`: the monitor's own gloo group, max-reduces over it, and the ranks' store."""
 
+import contextlib
 import os
 import secrets
 import time
@@ -182,19 +183,31 @@ class GroupMaxReduce:
 
     def _wait_for_others(self, store: "GroupStore") -> None:
         """Wait for the max-reduce; a rank that gives up tells the others, which do not wait for it in turn."""
-        end = time.monotonic() + self._max_wait
-        while True:
-            try:
-                self._work.wait(timedelta(seconds=min(LOOK_EVERY, max(end - time.monotonic(), POLL_SECONDS))))
-            except RuntimeError as error:
-                if not self._work.is_completed() and time.monotonic() < end and not store.store.check([GAVE_UP]):
-                    continue
+        why, end = "", time.monotonic() + self._max_wait
+        try:
+            while not why and not self._comes_within(min(LOOK_EVERY, max(end - time.monotonic(), POLL_SECONDS))):
+                if store.store.check([GAVE_UP]):
+                    why = "another rank waits for the others no longer"
+                elif time.monotonic() >= end:
+                    why = f"another rank has not ended its step in {self._max_wait:.0f} s"
+        except RuntimeError as error:
+            why = f"another rank has left ({str(error).partition(chr(10))[0]})"
+        if why:
+            with contextlib.suppress(RuntimeError):  # the store may have ended with its rank
                 store.put(GAVE_UP, "")
-                raise TimeoutError(
-                    f"another rank has not ended its step in {self._max_wait:.0f} s, or has left: do all ranks take "
-                    "the same steps? From now on each rank samples, dumps and stops for itself"
-                ) from error
-            return
+            raise TimeoutError(
+                f"{why}: do all ranks take the same steps? From now on each rank samples, dumps and stops for itself"
+            )
+
+    def _comes_within(self, seconds: float) -> bool:
+        """Return whether the answer is there after so many seconds; one that failed raises what it failed by."""
+        try:
+            self._work.wait(timedelta(seconds=seconds))
+        except RuntimeError:
+            if not self._work.is_completed():
+                return False
+            self._work.wait()  # it may have come a moment too late
+        return True
 
 
 def _patience(timeout: float) -> float:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 Listener = Callable[[Optimizer], None]
 
 MAKES_STATE: Final = "_init_optim_state"
-"""The function of `torch.distributed.checkpoint.state_dict` that does so."""
+"""The function of `torch.distributed.checkpoint.state_dict` that makes the state of an optimizer that has none."""
 
 
 class AnyStepHandle:

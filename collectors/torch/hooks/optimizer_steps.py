@@ -133,9 +133,12 @@ def _before(owner: OptimizerSteps, optimizer: Optimizer, args: tuple[Any, ...], 
     if id(optimizer) in owner.under_way and is_inside_own_step(optimizer):
         owner.nested.add(id(optimizer))
         return
+    if id(optimizer) in owner.apart and is_inside_own_step(optimizer):
+        return
     if is_of_checkpoint(optimizer):
         owner.apart.add(id(optimizer))
         return
+    owner.apart.discard(id(optimizer))  # such a step may have failed
     owner.stepped.add(optimizer)
     owner.has_stepped = True
     owner.under_way.add(id(optimizer))

@@ -89,6 +89,15 @@ def test_a_stage_that_begins_nearly_as_late_as_counts_is_not_slow_where_it_is_la
         assert rule.judge(step, reports, frozenset()) == []
 
 
+def test_a_rank_that_evaluates_at_each_fifth_step_is_told_once_it_is_late_at_all():
+    rule, told = PeerRule(), []
+    for step in range(300):
+        late = step % 5 == 0 or step >= 200
+        reports = {r: RankReport(seconds=1.0, outside=0.9 if r == 0 and late else 0.001) for r in range(2)}
+        told += rule.judge(step, reports, frozenset())
+    assert [(a.rank, 210 <= a.step < 220) for a in told] == [(0, True)]
+
+
 def test_a_rank_that_evaluates_now_and_then_is_not_slow():
     rule = PeerRule()
     for step in range(200):

@@ -158,7 +158,7 @@ def test_a_resumed_training_goes_on_with_its_steps_and_learned_state(out, tmp_pa
     trainer(tmp_path / "trainer", callback(out), max_steps=3, **saving).train()
     saved = json.loads((tmp_path / "trainer" / "checkpoint-3" / "trainsentry_rank0.json").read_text())
     assert saved["step"] == 3
-    assert json.loads(saved["detection"])["series"]
+    assert json.loads(saved["detection"])["learned"]["series"]
     loaded = []
     load = trainsentry.TrainMonitor.load_state_dict
     monkeypatch.setattr(

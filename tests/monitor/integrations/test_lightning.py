@@ -159,5 +159,5 @@ def test_a_resumed_training_goes_on_with_its_steps_and_learned_state(out, tmp_pa
     assert loaded == []
     fit(tmp_path, Model(), callback(out), checkpoint=saver.best_model_path)
     assert loaded[0]["step"] == 3
-    assert json.loads(loaded[0]["detection"])["series"]
+    assert json.loads(loaded[0]["detection"])["learned"]["series"]
     assert steps_of(out) == list(range(STEPS))

@@ -81,9 +81,9 @@ def test_a_checkpoint_whose_learned_state_is_unfit_costs_that_state_alone(out, t
     with first:
         train(model, optimizer, STEPS, first)
         state = first.state_dict()
-    learned = json.loads(state["detection"])
-    del learned["state"]
-    state["detection"] = json.dumps(learned)
+    saved = json.loads(state["detection"])
+    del saved["learned"]["state"]
+    state["detection"] = json.dumps(saved)
     monitor = trainsentry.TrainMonitor({"output_dir": str(out), "collect": EVERY_STEP})
     monitor.load_state_dict(state)
     with monitor.watch(model, optimizer):

@@ -78,6 +78,23 @@ def test_a_run_goes_on_from_it_whether_it_is_loaded_before_the_model_is_watched_
     assert all(torch.equal(weights[name], weight) for name, weight in app.model.state_dict().items())
 
 
+def test_a_step_that_cannot_make_state_leaves_the_next_ones_to_the_training(out):
+    app = App(adamw)
+
+    def fails(*_):
+        handle.remove()
+        raise ArithmeticError
+
+    with trainsentry.TrainMonitor({"output_dir": str(out)}).watch(app.model, app.optimizer) as monitor:
+        handle = app.optimizer.register_step_pre_hook(fails)
+        with pytest.raises(ArithmeticError):
+            app.state_dict()
+        for group in app.optimizer.param_groups:
+            group["lr"] = 1e-2
+        app.train(monitor, range(3))
+        assert monitor.state_dict()["step"] == 3
+
+
 @pytest.mark.parametrize("make", [adamw, sgd])
 def test_a_step_that_only_makes_state_is_none_of_the_training(out, make):
     """It comes before the first step, and at each checkpoint where an optimizer keeps no state."""

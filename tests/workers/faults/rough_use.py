@@ -10,6 +10,7 @@ from torch import nn
 
 import trainsentry
 from trainsentry.collectors.torch.distributed.rendezvous import GAVE_UP, GroupMaxReduce
+from trainsentry.monitor.debugger.overflow_count import OverflowCount
 
 
 def parts():
@@ -152,21 +153,25 @@ def uneven_steps(out):
 
 
 def one_gives_up(out):
-    """Rank 1 waits no longer for an answer that rank 0 waits for; return what rank 0 is told."""
+    """Rank 1 waits no longer for an answer that rank 0 waits for; return what rank 0 is told, and counts then."""
     model, optimizer = parts()
     monitor = trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer)
-    max_reduce, told = GroupMaxReduce(monitor._rank_group.rendezvous, 600.0), ""
+    max_reduce, told, overflows = GroupMaxReduce(monitor._rank_group.rendezvous, 600.0), "", OverflowCount(limit=5)
     if dist.get_rank() == 0:
         max_reduce.propose([1.0])
         try:
             max_reduce.result()
         except TimeoutError as error:
             told = str(error)
+        overflows._max_reduce = max_reduce
+        max_reduce._work = max_reduce._values = None
+        overflows.end_step(0, (3, None, False), None)  # ends no training
     else:
         monitor._rank_group.rendezvous.store.put(GAVE_UP, "")
     dist.barrier()
     if dist.get_rank() == 1:  # so that nothing is left under way in the group
-        max_reduce.propose([1.0])
-        max_reduce.result()
+        for _ in range(2):
+            max_reduce.propose([1.0])
+            max_reduce.result()
     monitor.close()
-    return told
+    return told, overflows.calls

@@ -43,7 +43,7 @@ def test_a_rollout_unlike_the_others_is_no_other_level_of_a_module_nor_of_the_lo
 
 
 @pytest.mark.parametrize("resumed", ["", "here", "anew"])
-@pytest.mark.parametrize(("gets_gradient", "told"), [((0, 100), True), ((), False)])
+@pytest.mark.parametrize(("gets_gradient", "told"), [((0, 100), True), ((100,), True), ((), False)])
 def test_what_a_stage_of_a_pipeline_is_given_is_no_data(gets_gradient, told, resumed):
     """It is what the stage before has learned to give, and moves from step to step."""
     assert ("loss" in run(4, {LOSS: 4.0}, gets_gradient=gets_gradient, resumed=resumed)) == told
