@@ -138,6 +138,13 @@ def _is_near(anomaly: Anomaly) -> bool:
     return anomaly.expected > 0 and 1 / SLOW < anomaly.value / anomaly.expected < SLOW
 
 
+def _where(anomaly: Anomaly) -> str:
+    """Return on which rank an anomaly is; nothing for a tie of ranks of which any may be wrong."""
+    known, is_settled = detector(anomaly.detector), detector(anomaly.statistic) is not None
+    is_tie = known is not None and known.leaves_ties and anomaly.value == anomaly.expected
+    return "" if is_tie and not is_settled else f" on rank {anomaly.rank}"
+
+
 def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
     """Return the summary of an incident: the first suspect, since when, and what followed.
 
@@ -148,7 +155,7 @@ def summary(ranked: Sequence[Ranked], *, activations_seen: bool = True) -> str:
     when = f"{'At' if _is_event(first) else 'Since'} step {first.onset}"
     if 0 <= clean < first.onset - 1:
         when = f"Between step {clean + 1} and step {first.onset}"
-    said = f"{when} on rank {first.anomaly.rank}: " + evidence(first.anomaly, first.onset)
+    said = f"{when}{_where(first.anomaly)}: " + evidence(first.anomaly, first.onset)
     if _is_own_scalar(first.anomaly) and not activations_seen:
         said += "; its cause was not sampled (activations are not sampled at every step)"
     others = len(ranked) - 1

@@ -175,9 +175,11 @@ def test_a_tie_of_replicas_is_settled_by_the_rank_whose_weight_was_modified():
                    statistic="bits", last_clean=6, score=100.0) for r in (0, 1)]  # fmt: skip
     own = anomaly("w", "parameter", 7, rank=1, detector="continuity", kind="shift", statistic="mean", score=80.0)
     assert [r.anomaly.rank for r in rank(tie, 50)] == [0, 1]
+    assert summary(rank(tie, 50)).startswith("Since step 7: parameter w differs bitwise between ranks")
     found = rank([*tie, own], 50)
     assert [(r.anomaly.rank, r.anomaly.kind) for r in found] == [(1, "replica_mismatch"), (0, "replica_mismatch")]
     assert "was modified outside the optimizer update on rank 1" in evidence(found[0].anomaly)
+    assert summary(found).startswith("Since step 7 on rank 1: ")
     other = replace(own, name="v")
     assert [r.anomaly.rank for r in rank([*tie, other], 50) if r.anomaly.name == "w"] == [0, 1]
 
