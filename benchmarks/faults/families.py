@@ -4,14 +4,16 @@ A place is the name of a module or parameter in the family's model, under a word
 says `layer` and harms a linear layer here, a convolution there.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import image_models
 import text_models
+import torch
 from models import Gpt, Images, Text, loss_of
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 UNSEEN = ("llama", "vit", "diffusion")
@@ -121,3 +123,19 @@ def each(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def pixels(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return the inputs with their first tensor, the images or tokens, changed."""
     return (change(inputs[0]), *inputs[1:]) if isinstance(inputs, tuple) else change(inputs)
+
+
+def in_bf16(model: nn.Module, is_active: Callable[[], bool]) -> None:
+    """Let a model compute in bf16 while `is_active` says so.
+
+    For processors without AVX-512 oneDNN has no LSTM in bf16, and raises an error; torch's own takes its place there.
+    """
+    whole, has_bf16 = model.forward, torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+    def forward(*inputs: Any) -> Any:
+        active = is_active()
+        others = contextlib.nullcontext() if has_bf16 or not active else torch.backends.mkldnn.flags(enabled=False)
+        with others, torch.autocast("cpu", torch.bfloat16, enabled=active):
+            return whole(*inputs).float()
+
+    model.forward = forward

@@ -2,7 +2,7 @@
 
 import torch
 from case import Case, Expect
-from families import ALL
+from families import ALL, in_bf16
 
 
 def _weights(run):
@@ -28,13 +28,7 @@ def _moments(run):
 
 
 def _autocast(run):
-    whole = run.plain.forward
-
-    def forward(*inputs):
-        with torch.autocast("cpu", torch.bfloat16, enabled=run.harmed):
-            return whole(*inputs).float()
-
-    run.plain.forward = forward
+    in_bf16(run.plain, lambda: run.harmed)
 
 
 def _four_bits(run):

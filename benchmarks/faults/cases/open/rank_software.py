@@ -2,7 +2,7 @@
 
 import torch
 from case import Case, Expect
-from families import DENSE, DROPOUT, IMAGES, pixels
+from families import DENSE, DROPOUT, IMAGES, in_bf16, pixels
 from torch import nn
 
 NO_EXPERTS = tuple(f for f in DROPOUT if f in DENSE)
@@ -28,13 +28,7 @@ def _dropout(run):
 
 
 def _autocast(run):
-    whole = run.plain.forward
-
-    def forward(*inputs):
-        with torch.autocast("cpu", torch.bfloat16, enabled=run.harmed and run.rank == RANK_1):
-            return whole(*inputs).float()
-
-    run.plain.forward = forward
+    in_bf16(run.plain, lambda: run.harmed and run.rank == RANK_1)
 
 
 def _preprocessing(run, inputs, targets):
