@@ -297,6 +297,8 @@ class _Effects:
             return True
         if self.options_since.get(anomaly.rank, step) < step:  # a rate that is wrong moves weights too far
             return True
+        if anomaly.kind == REPLICA_MISMATCH and min(self.options_since.values(), default=step) < step:
+            return True  # a tie may be told of another rank than the one with the wrong rate
         since = self.bad_gradients_since.get(anomaly.rank)
         if since is None or since >= step:
             return False

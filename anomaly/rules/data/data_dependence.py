@@ -63,8 +63,8 @@ class DataDependence:
     A policy makes its own observations, and several updates use those of one rollout; records of one source follow each
     other where nobody shuffles them. Then a loss tells of its batch more than of the model, and levels come and go. A
     batch tells of the next one, or, where a rollout is shuffled and used for long, of the level of the next many. An
-    input that gets a gradient, as a pipeline's stage has from the one before, moves as that learns: it is no data; nor
-    is one whose gradient a penalty takes, for which nothing is excused then.
+    input that gets a gradient is no data: what a pipeline's stage gets from the one before moves as that learns. Data
+    whose gradient a penalty takes are left out with them, so that they excuse nothing.
     """
 
     def __init__(self, arrays: SeriesArrays) -> None:

@@ -56,12 +56,18 @@ def is_inside_own_step(optimizer: Optimizer) -> bool:
 def is_of_checkpoint(optimizer: Optimizer) -> bool:
     """Whether a hook runs for the step by which torch's distributed checkpoints make an optimizer's state.
 
-    `get_state_dict` of an optimizer that has no state steps it with gradients and a learning rate of zero.
+    `get_state_dict` of an optimizer that has no state steps it with gradients and a learning rate of zero. Plain SGD
+    never has a state: its callers are looked at in steps alone whose rates may all be zero.
     """
-    frame = None if optimizer.state else inspect.currentframe()
+    may_be = not optimizer.state and not any(_is_positive(group.get("lr")) for group in optimizer.param_groups)
+    frame = inspect.currentframe() if may_be else None
     while frame is not None and frame.f_code.co_name != MAKES_STATE:
         frame = frame.f_back
     return frame is not None
+
+
+def _is_positive(rate: Any) -> bool:
+    return isinstance(rate, (int, float)) and rate > 0  # a tensor on a device is not read
 
 
 def after_whole_steps(ended: Callable[[], None]) -> RemovableHandle:

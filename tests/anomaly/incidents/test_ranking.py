@@ -112,6 +112,14 @@ def test_a_weight_that_differs_between_ranks_after_its_gradient_did_is_an_effect
     assert order_of([other, gradient])[0] == ("v", "parameter"), "its gradients were equal"
 
 
+def test_a_tie_of_ranks_comes_of_the_rate_of_another_rank():
+    """The ranks of a tie are told as one, which may be the rank whose rate is right."""
+    option = anomaly("lr of group 0", "optimizer", 73, kind="option", detector="options", rank=1, last_clean=72)
+    tie = anomaly("tok.weight", "parameter", 80, kind="replica_mismatch", detector="replicas", last_clean=70)
+    assert order_of([tie, option])[0][0] == "lr of group 0"
+    assert order_of([tie, replace(option, step=81)])[0][0] == "tok.weight"
+
+
 def test_a_weight_that_is_abnormal_after_an_option_changed_is_an_effect():
     rate = anomaly("lr of group 0", "optimizer", 93, order=90, kind="option_change", last_clean=92)
     weight = anomaly("w", "parameter", 100, kind="shift", last_clean=90)
