@@ -6,16 +6,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trainsentry.anomaly.incident import Incident, worst_first
-from trainsentry.collectors.backend import Framework, Rendezvous
+from trainsentry.collectors.backend import Framework
 from trainsentry.collectors.guard import Guard
-from trainsentry.collectors.ranks.connection import RendezvousBroken
 from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.config.files import load_config
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.control.config_file import ConfigFile
 from trainsentry.monitor.errors import ConfigError, TrainingStopped
-from trainsentry.monitor.ranks.rank_group import RankGroup
+from trainsentry.monitor.ranks.rank_group import RankGroup, join_ranks
 from trainsentry.monitor.ranks.unwatched_rank import UnwatchedRank
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.start import NoThread
@@ -128,21 +127,11 @@ class TrainMonitor:
             raise ConfigError(str(error)) from None
         self._is_first = rank == watched[0]
         if self._rank_group is None and self._loop is None and self._unwatched_rank is None and not self._not_watched:
-            rendezvous = framework.meet()
-            if rendezvous is not None:
-                self._rank_group = self._new_rank_group(framework, rendezvous, watched)
+            self._rank_group = join_ranks(self.config, framework, watched, self._guard)
             if self._rank_group is None and world_size > 1:
                 self._cannot_agree = True
                 check_no_common_stop(self.config)
         return rank, watched
-
-    def _new_rank_group(self, framework: Framework, rendezvous: Rendezvous, watched: list[int]) -> RankGroup | None:
-        try:
-            return RankGroup(self.config, framework, rendezvous, watched, self._guard)
-        except RendezvousBroken as error:
-            self._guard.warn_once("ranks", f"each rank is watched on its own: {error}")
-            rendezvous.close(broken=True)
-            return None
 
     def _start_or_do_without(
         self, framework: Framework, watched: tuple[Any, Any, Any], start_step: int

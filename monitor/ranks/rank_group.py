@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from trainsentry.collectors.backend import Framework, Rendezvous
 from trainsentry.collectors.guard import Guard
+from trainsentry.collectors.ranks.connection import RendezvousBroken
 from trainsentry.collectors.settings import PARTS
 from trainsentry.monitor.config.schema import MonitorConfig
 from trainsentry.monitor.errors import ConfigError
@@ -73,6 +74,19 @@ class RankGroup:
         self.stop_listening()
         self.consensus.close()
         self.rendezvous.close(broken=self.consensus.broken)
+
+
+def join_ranks(config: MonitorConfig, framework: Framework, watched: list[int], guard: Guard) -> RankGroup | None:
+    """Return this rank's group once all ranks have joined; None for a single rank, and where they cannot connect."""
+    rendezvous: Rendezvous | None = None
+    try:
+        rendezvous = framework.meet()
+        return RankGroup(config, framework, rendezvous, watched, guard) if rendezvous is not None else None
+    except RendezvousBroken as error:
+        guard.warn_once("ranks", f"each rank is watched on its own: {error}")
+        if rendezvous is not None:
+            rendezvous.close(broken=True)
+        return None
 
 
 def _check_same(config: MonitorConfig, rendezvous: Rendezvous) -> None:

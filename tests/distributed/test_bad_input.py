@@ -45,6 +45,13 @@ def test_ranks_that_do_not_come_are_named(two_ranks, tmp_path):
     assert "rank 1 did not call watch() within 1 s" in first[1][1]
 
 
+def test_ranks_that_cannot_connect_are_watched_each_on_its_own(two_ranks, tmp_path):
+    """As after a restart by torchrun: gloo finds the addresses of the ranks that are gone."""
+    for steps, warning in two_ranks.run(wrong_calls.no_group_can_be_made, tmp_path):
+        assert steps == 3
+        assert "each rank is watched on its own: the ranks cannot connect to each other: Gloo" in warning
+
+
 def test_another_configuration_on_another_rank(two_ranks, tmp_path):
     found = errors(two_ranks.outcomes(wrong_calls.different_configurations, tmp_path))
     assert [kind for kind, _ in found] == ["ConfigError"] * 2

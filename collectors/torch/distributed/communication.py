@@ -34,19 +34,25 @@ SIZED: Final = frozenset({"all_reduce", "broadcast"})
 
 
 class CallOrder:
-    """Folds the sequence of a step's collectives into a number below 2^32; 0 for none."""
+    """Folds the sequence of a step's collectives into a number below 2^32; 0 for none, None where it is unknown."""
 
     def __init__(self) -> None:
         self._number = 0
+        self._is_known = True
 
     def add(self, op: str, group: str, reduction: int, nbytes: int) -> None:
         """Add the next call of a group that holds all ranks."""
         text = f"{op} {group} {reduction} {nbytes if op in SIZED else ''};"
         self._number = zlib.crc32(text.encode(), self._number)
 
-    def take(self) -> int:
+    def lose(self) -> None:
+        """Note a call of another thread: where it stands among the others differs from rank to rank."""
+        self._is_known = False
+
+    def take(self) -> int | None:
         """Return the number and reset it to 0."""
-        number, self._number = self._number, 0
+        number = self._number if self._is_known else None
+        self._number, self._is_known = 0, True
         return number
 
 
@@ -142,8 +148,11 @@ class CollectiveRows(CollectiveListener):
         self._open.clear()
         self._recorded.clear()
 
-    def take_order(self) -> int:
-        """Return the order number of this step's collectives in groups of all ranks, and reset it; 0 for none."""
+    def take_order(self) -> int | None:
+        """Return the order number of this step's collectives in groups of all ranks, and reset it.
+
+        0 for none, and None in a step in which another thread called one, as PowerSGD's hook does.
+        """
         return self._order.take()
 
     @property
@@ -172,6 +181,7 @@ class CollectiveRows(CollectiveListener):
     ) -> OpenCollective | None:
         """Number a call, and read its inputs. Calls of other threads (a checkpoint's) do not belong to the step."""
         if threading.get_ident() != self._thread and not in_backward():
+            self.guard.run(PART, self._note_other_thread, group)
             return None
         found: OpenCollective | None = self.guard.run(PART, self._begin, op, group, args, kwargs)
         return found
@@ -206,6 +216,10 @@ class CollectiveRows(CollectiveListener):
     def reducer_finished(self) -> None:
         """Read the outputs of the calls that a forward pass made."""
         self.guard.run(PART, self._reducer.forward_ended)
+
+    def _note_other_thread(self, group: Any) -> None:
+        if group_name(group) != self.own:
+            self._order.lose()
 
     def _reducer_begins(self, op: CollectiveOp, args: tuple[Any, ...]) -> OpenCollective | None:
         reduction = reduction_in(args[2]) if op.name == "all_reduce" else ""

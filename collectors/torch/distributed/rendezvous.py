@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from trainsentry.collectors.ranks.connection import ranks_named
+from trainsentry.collectors.ranks.connection import RendezvousBroken, ranks_named
 from trainsentry.collectors.ranks.handshake import secret_for
 from trainsentry.collectors.ranks.run_secret import given_secret
 from trainsentry.collectors.torch.device.cpu import CPU
@@ -104,6 +104,7 @@ def meet(timeout: float = RENDEZVOUS_SECONDS) -> GroupRendezvous | None:
     Raises:
         RuntimeError: when the launcher started several ranks but `torch.distributed` is not initialized, or when a
             rank has not joined within `timeout` seconds.
+        RendezvousBroken: when all have joined, but cannot connect to each other.
         ValueError: when the environment's secret is too short.
 
     """
@@ -120,8 +121,11 @@ def meet(timeout: float = RENDEZVOUS_SECONDS) -> GroupRendezvous | None:
         return None
     given = given_secret()
     store = _gather_at_store(rank, size, timeout)
-    group = dist.new_group(backend=CPU.collectives, timeout=timedelta(seconds=GROUP_SECONDS))
-    drawn = _broadcast_random(group, rank)
+    try:
+        group = dist.new_group(backend=CPU.collectives, timeout=timedelta(seconds=GROUP_SECONDS))
+        drawn = _broadcast_random(group, rank)
+    except RuntimeError as error:  # after a restart, gloo may find the addresses of ranks that are gone
+        raise RendezvousBroken(f"the ranks cannot connect to each other: {error}") from error
     secret = drawn if given is None else secret_for(given, "run", drawn)
     return GroupRendezvous(group, rank, size, GroupStore(store, size), secret)
 

@@ -114,7 +114,7 @@ def test_a_weight_that_differs_between_ranks_after_its_gradient_did_is_an_effect
 
 def test_a_tie_of_ranks_comes_of_the_rate_of_another_rank():
     """The ranks of a tie are told as one, which may be the rank whose rate is right."""
-    option = anomaly("lr of group 0", "optimizer", 73, kind="option", detector="options", rank=1, last_clean=72)
+    option = anomaly("lr of group 0", "optimizer", 73, kind="option_change", rank=1, last_clean=72)
     tie = anomaly("tok.weight", "parameter", 80, kind="replica_mismatch", detector="replicas", last_clean=70)
     assert order_of([tie, option])[0][0] == "lr of group 0"
     assert order_of([tie, replace(option, step=81)])[0][0] == "tok.weight"

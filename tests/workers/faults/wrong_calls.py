@@ -55,6 +55,24 @@ def only_rank_0_watches(out):
         rendezvous._count += 1  # it counts the calls that it missed
 
 
+def no_group_can_be_made(out):
+    """Train where gloo cannot connect the monitor's group, as after a restart; return the steps and the warning."""
+
+    def refuse(*_, **__):
+        raise RuntimeError("Gloo connectFullMesh failed")
+
+    model, optimizer = parts()
+    make, dist.new_group = dist.new_group, refuse
+    try:
+        monitor = trainsentry.TrainMonitor({"output_dir": str(out)}).watch(model, optimizer)
+    finally:
+        dist.new_group = make
+    with monitor:
+        for _ in range(3):
+            step(model, optimizer)
+        return monitor._loop.step, monitor._guard.failures["ranks"].last
+
+
 def different_configurations(out):
     trainsentry.TrainMonitor({"output_dir": str(out), "eps": float(dist.get_rank())}).watch(*parts())
 
