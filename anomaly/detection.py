@@ -62,6 +62,7 @@ class Detection:
         self._rules: list[Rule] = [make(self._arrays) for make in rules()]
         self._nonfinite = next(rule for rule in self._rules if isinstance(rule, NonfiniteRule))
         self._finite = self._arrays.series.column(np.int64, -1)  # the last step of a record that waited
+        self._layout = self._arrays.series.column(np.int64, -1)  # each one's newest
         self._judges: list[Rule | UserDetector] = [*self._rules, *map(UserDetector, own)]
         self._late = LateScalars(self.facts, self._arrays)
         self._outliers = OutlierDetector(self._arrays, allowed)
@@ -77,7 +78,7 @@ class Detection:
         Gradients of a step that the loss scaler skipped are the scaler's normal work: they are neither reported nor
         learned. Weights, activations and the loss of such a step are judged.
         """
-        self._grow()
+        self._grow(record)
         with np.errstate(all="ignore"):  # the largest and the least of numbers are usual where a training breaks
             return self._judge(record)
 
@@ -105,7 +106,7 @@ class Detection:
 
         Records must come in the order of their steps: each tells the later ones which series were finite.
         """
-        self._grow()
+        self._grow(record)
         self._rows = None
         where, facts = record.where, self.facts
         excused = facts.backward[where] if record.skipped else np.zeros(len(record), bool)
@@ -216,9 +217,11 @@ class Detection:
 
     def state(self) -> dict[str, Any]:
         """Return the learned state, by series, as plain data."""
-        self._grow()
+        self._arrays.grow()
+        if self._saved is not None:
+            self._adopt_saved(self._saved, self._saved.unsharded(self.table))
         count = len(self.table.series)
-        state = {**described(self.table, count), **self._outliers.saved(count)}
+        state = {**described(self.table, self._layout.values.tolist()), **self._outliers.saved(count)}
         for rule in self._rules:
             if rule.state_key is not None:
                 try:
@@ -253,7 +256,7 @@ class Detection:
         saved, unfit = SavedSeries(state), []
         trial = Detection(saved.table())
         trial._arrays.grow()
-        series = list(saved.new(trial.table))
+        series = list(saved.all_in(trial.table))
         trial._outliers.load(state)
         for series_id, position in series:
             trial._outliers.adopt(series_id, state, position)
@@ -271,16 +274,19 @@ class Detection:
             if rule.state_key in state:
                 rule.load(state[rule.state_key])
 
-    def _grow(self) -> None:
-        """Take in new series and layouts; give new series their saved state."""
+    def _grow(self, record: StepRecord) -> None:
+        """Take in new series and layouts; give series that a record is the first to have their saved state."""
         self._arrays.grow()
-        if self._saved is None:
-            return
-        for series_id, position in self._saved.new(self.table):
-            self._outliers.adopt(series_id, self._saved.state, position)
+        self._layout.values[record.ids] = record.layouts
+        if self._saved is not None:
+            self._adopt_saved(self._saved, self._saved.new(self.table, record))
+
+    def _adopt_saved(self, saved: SavedSeries, found: Iterable[tuple[int, int]]) -> None:
+        for series_id, position in found:
+            self._outliers.adopt(series_id, saved.state, position)
             for rule in self._rules:
-                if rule.state_key in self._saved.state:
-                    rule.adopt(series_id, self._saved.state[rule.state_key], position)
+                if rule.state_key in saved.state:
+                    rule.adopt(series_id, saved.state[rule.state_key], position)
 
 
 def _restore(rule: Rule, state: dict[str, Any], series: list[tuple[int, int]]) -> None:

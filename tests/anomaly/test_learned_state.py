@@ -10,6 +10,7 @@ from step_records import Records
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
 from trainsentry.anomaly.rules.registry import rules
+from trainsentry.collectors.series import Layout
 
 W, G = ("fc.weight", "gradient"), ("fc.weight", "parameter")
 rng = np.random.default_rng(0)
@@ -82,3 +83,40 @@ def test_a_rule_that_cannot_save_is_off_and_all_others_are_saved(monkeypatch):
     monkeypatch.setattr(LearningRateRule, "saved", _raise)
     assert whole - set(detection.state()) == {LearningRateRule.state_key}
     assert [name for name, _ in failed] == [LearningRateRule.name]
+
+
+def _shifts(layout, resumed_layout):
+    """Train 40 steps with one layout; go on with another and a thousand times the size. Return what is found."""
+    records = Records()
+    records.layout = records.table.layout_id(layout)
+    detection = Detection(records.table)
+    assert healthy(records, detection, 40) == []
+    resumed = Detection(records.table)
+    assert resumed.load(detection.state()) == []
+    records.layout = records.table.layout_id(resumed_layout)
+    sizes = np.exp(0.1 * np.random.default_rng(1).standard_normal((20, 2)))
+    return [
+        found
+        for step, (of_gradient, of_weight) in enumerate((1000 * sizes).tolist(), 40)
+        for found in resumed.judge(records.step(step, {W: of_gradient, G: of_weight}))
+    ]
+
+
+FIRST, LAST = (Layout((8,), "float32", 8, (16,), region) for region in ("0:8", "8:16"))
+
+
+def test_what_is_known_of_one_shard_says_nothing_of_another():
+    """A resume on another number of ranks gives each of them other parts."""
+    assert _shifts(FIRST, LAST) == []
+    assert _shifts(Layout((16,), "float32", 16), FIRST) == []
+
+
+def test_a_shard_that_stays_where_it_was_is_judged_by_its_past():
+    assert _shifts(FIRST, FIRST) != []
+
+
+def test_a_checkpoint_right_after_a_resume_keeps_what_whole_tensors_were():
+    records, state = saved_state()
+    resumed = Detection(records.table)
+    resumed.load(state)
+    assert resumed.state()["count"] == state["count"]
