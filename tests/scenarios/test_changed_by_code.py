@@ -10,7 +10,8 @@ from torch.nn import functional
 from two_families import CONFIGURATIONS, FAMILIES, FAULT, train
 
 import trainsentry
-from trainsentry.collectors.torch.parameters import buffer_writes, weight_writes
+from trainsentry.collectors.series import LOOKED_AT_EVERY
+from trainsentry.collectors.torch.parameters import buffer_writes, gradient_writes, weight_writes
 
 STEPS = FAULT + 40
 
@@ -182,6 +183,39 @@ def load_others(model):
 @torch.no_grad()
 def enlarge(model):
     model.head.weight.mul_(40)
+
+
+@torch.no_grad()
+def negate_gradient(model):
+    model.head.weight.grad.neg_()
+
+
+@torch.no_grad()
+def pull_to_the_past(model):
+    """Pull a weight towards what it was, as an average that is written into the wrong model."""
+    model.head.weight.lerp_(model.head.weight.clone(), 0.1)
+
+
+AGAIN = {
+    negate_gradient: ("gradient", "something writes to the gradient of head.weight once more before each update"),
+    pull_to_the_past: ("parameter", "something else than its optimizer writes to parameter head.weight"),
+}
+
+
+@pytest.mark.parametrize("collect", CONFIGURATIONS)
+@pytest.mark.parametrize("write", AGAIN)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_something_writes_to_before_each_update_is_the_first_suspect(
+    tmp_path, family, write, collect, monkeypatch
+):
+    for counts in (weight_writes, gradient_writes):
+        monkeypatch.setattr(counts, "has_compiled", lambda: False)  # other tests of this process compile
+    quantity, says = AGAIN[write]
+    harm = lambda model, _, step: write(model) if step >= FAULT else None  # noqa: E731
+    [found, *_] = train(tmp_path, family, collect=collect, harm=harm, steps=STEPS)
+    assert (found.name, found.quantity) == ("head.weight", quantity)
+    assert found.step in range(FAULT, FAULT + (LOOKED_AT_EVERY if quantity == "gradient" else 1))
+    assert says in found.summary
 
 
 WRITTEN = {load_others: ("all", "most parameters were modified"), enlarge: ("head.weight", "was written")}

@@ -10,7 +10,14 @@ from trainsentry.anomaly.anomaly import GRADIENT_FLOW, STALE, Anomaly
 from trainsentry.anomaly.finding import ALL, Finding
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import GRADIENT, GRADIENT_WRITES, STALE_UPDATE, Series
+from trainsentry.collectors.series import (
+    GRADIENT,
+    GRADIENT_WRITES,
+    LASTING_WRITES,
+    LOOKED_AT_EVERY,
+    STALE_UPDATE,
+    Series,
+)
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -21,6 +28,9 @@ SETTLED: Final = 20
 
 LASTS: Final = 2
 """Steps that another count must last: an exception that the loop catches may cost one step its update."""
+
+ONE: Final = "writes of one"
+"""The statistic of a single gradient that is written oftener than the others."""
 
 
 @dataclass(slots=True)
@@ -42,8 +52,8 @@ class _Count:
 class GradientWritesRule(Rule):
     """Judges `gradient_writes` when it changes: a loop's calls of backward, clip and zero_grad do not change.
 
-    A count that the run has had before is no finding. An update with the very gradients of the one before is one,
-    unless the run began so.
+    A count that the run has had before is no finding; the row of a single gradient is one by itself. An update with the
+    very gradients of the one before is one, unless the run began so.
     """
 
     name: ClassVar[str] = "gradient_writes"
@@ -66,14 +76,31 @@ class GradientWritesRule(Rule):
         """Return the counts that have lasted and are new."""
         record = observed.record
         self._note_updates(observed)
+        single = []
         for row in rows_where(self._is_count.values[record.where]).tolist():
             series_id = int(record.ids[row])
-            self._take(observed.table.series[series_id], series_id, float(record.values[row, VALUE]), record.step)
-        return self._stale(observed) + [
-            self._finding(count)
-            for count in self._counts.values()
-            if count.value not in count.known and record.step >= count.since + LASTS and self._is_new(count)
-        ]
+            series, value = observed.table.series[series_id], float(record.values[row, VALUE])
+            name = series.name.split(".", 2)[2:]
+            if name:
+                single.append(self._of_one(series_id, name[0], value, record.step))
+            else:
+                self._take(series, series_id, value, record.step)
+        return (
+            single
+            + self._stale(observed)
+            + [
+                self._finding(count)
+                for count in self._counts.values()
+                if count.value not in count.known and record.step >= count.since + LASTS and self._is_new(count)
+            ]
+        )
+
+    def _of_one(self, series_id: int, name: str, more: float, step: int) -> Finding:
+        """Return the finding of a gradient that something has written to for `LASTING_WRITES` updates."""
+        since = max(step - LASTING_WRITES + 1, 0)
+        detail = (GRADIENT_FLOW, self.name, ONE, more, 0.0, SCORE)
+        where = {"step": since, "last_clean": max(since - LOOKED_AT_EVERY, -1), "passed_on": False}
+        return Finding(series_id, -1, *detail, **where, name=name, quantity=GRADIENT)  # type: ignore[arg-type]
 
     def _stale(self, observed: Observed) -> list[Finding]:
         """Return, once, an update with old gradients in a run that had none in its first steps."""
@@ -138,6 +165,9 @@ class GradientWritesRule(Rule):
         """Return by how much the count differs, and what does that."""
         if anomaly.kind == STALE:
             return f"the optimizer's update at step {anomaly.step} used the gradients of the update before it again"
+        if anomaly.statistic == ONE:
+            times = f"{anomaly.value:.0f} times" if anomaly.value > 1 else "once"
+            return f"something writes to {subject} {times} more before each update than to the other gradients"
         more = round(anomaly.value - anomaly.expected) if isfinite(anomaly.value - anomaly.expected) else 0
         whose = "the gradients are" if anomaly.name == ALL else f"{subject} is"
         times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"

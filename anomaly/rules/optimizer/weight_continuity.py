@@ -15,7 +15,7 @@ from trainsentry.anomaly.rules.precision import BITS, significant_bits
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord, as_index
-from trainsentry.collectors.series import OUTSIDE_WRITES, PARAMETER, UPDATE, Series
+from trainsentry.collectors.series import LASTING_WRITES, OUTSIDE_WRITES, PARAMETER, UPDATE, Series
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE
 
 SCORE: Final = 80.0
@@ -125,12 +125,12 @@ class WeightContinuityRule(Rule):
         self._moves, self._moved = series.column(bool), series.column(np.int64)
         self._spacing = arrays.layouts.column(np.float64, of=lambda layout: _spacing_of(layout.dtype))
         self._modified: dict[int, _Modification] = {}
+        self._told: set[str] = set()  # weights of which more is known than that they were written to
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the weights that were modified `WAIT` samples ago."""
         record = observed.record
         found: list[Finding] = []
-        written = self._written(observed)
         weights = rows_where(self._is_weight.values[record.where])
         if len(weights):
             # Slices make no copies.
@@ -148,7 +148,8 @@ class WeightContinuityRule(Rule):
         if self._takes_turns:
             again = self._again_of.values[record.where]
             self._expected_after.values[again[again >= 0]] = NEVER
-        return [*found, *written]
+        self._told.update(observed.table.series[f.series_id].name for f in found if f.alarm)
+        return [*found, *self._written(observed)]
 
     def _written(self, observed: Observed) -> list[Finding]:
         """Return the suspicions of weights that something else than their optimizer has written to."""
@@ -162,9 +163,12 @@ class WeightContinuityRule(Rule):
         return found
 
     def _written_to(self, record: StepRecord, row: int, name: str) -> Finding:
-        where = {"last_clean": record.step - 1, "passed_on": False, "name": name, "quantity": PARAMETER}
-        detail = (SHIFT, self.name, WRITES, float(record.values[row, VALUE]), 0.0, SCORE)
-        return Finding(int(record.ids[row]), row, *detail, alarm=False, **where)  # type: ignore[arg-type]
+        value = float(record.values[row, VALUE])
+        lasts = name != ALL and name not in self._told and value >= LASTING_WRITES
+        step = record.step - (int(value) - 1 if lasts else 0)
+        where = {"step": step, "last_clean": step - 1, "passed_on": False, "name": name, "quantity": PARAMETER}
+        detail = (SHIFT, self.name, WRITES, value, 0.0, SCORE)
+        return Finding(int(record.ids[row]), row, *detail, alarm=lasts, **where)  # type: ignore[arg-type]
 
     def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
         """Note the means that weights should have after their updates."""
@@ -297,6 +301,8 @@ class WeightContinuityRule(Rule):
                 f"most parameters were modified outside the optimizer update before step {anomaly.step}: a checkpoint "
                 "was loaded, or other weights were swapped in"
             )
+        if anomaly.statistic == WRITES and anomaly.alarm:
+            return f"something else than its optimizer writes to parameter {anomaly.name} before each update"
         if anomaly.statistic == WRITES:
             return f"parameter {anomaly.name} was written outside the optimizer update before step {anomaly.step}"
         if anomaly.kind == FROZEN:

@@ -12,9 +12,13 @@ MOST_ELEMENTS: Final = 2**18
 """Elements of a batch that are looked at, a third of a millisecond of a core: every so many of a larger one, as the
 beginning of each sample may be a border, or a prompt that all share."""
 
-FEWEST_ROWS: Final = 8
+FEWEST_ROWS: Final = 4
 FEWEST_ELEMENTS: Final = 16
 """Samples of a batch, and elements of one, below which two may be the same by chance."""
+
+SMALL: Final = 8
+HALF: Final = 0.5
+"""Samples of a batch below which fewer copies than half of them count as none: one of four may be drawn twice."""
 
 SAME: Final = 1e-6
 """Relative difference of two sums that are one: rounding in float32. Those of a hundred different samples differ by a
@@ -44,7 +48,8 @@ def share_of_repeated(inputs: Sequence[Tensor]) -> Tensor | None:
     weights = (_host_weights if flat.is_cpu else _weights)(flat.shape[1], flat.device)
     sums = ((flat - flat[:1]) * weights).sum(1).sort().values
     same = (sums[1:] - sums[:-1]).abs_() <= SAME * sums[1:].abs()
-    return same.sum(dtype=torch.float32) / len(first)
+    share = same.sum(dtype=torch.float32) / len(first)
+    return share * (share >= HALF) if len(first) < SMALL else share
 
 
 def _weights(count: int, device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from trainsentry.collectors.series import GRADIENT_WRITES, STALE_UPDATE, Series
 from trainsentry.collectors.torch.hooks.compiler import has_compiled
+from trainsentry.collectors.torch.parameters.gradient_versions import GradientVersions
 from trainsentry.collectors.torch.rows.local_tensor import version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.model_names import ModelNames
@@ -29,7 +30,8 @@ class GradientWrites:
     Autograd accumulates a gradient in place once for each micro-step after the first; unscaling and clipping write once
     more each. torch counts these writes in the tensor's version. What remains without the micro-steps is the same at
     every update of a training loop, unless gradients are kept from the step before, accumulated twice, zeroed between
-    micro-steps, or no longer clipped. Compiled code writes as its compiler likes, so beside it nothing is counted.
+    micro-steps, or no longer clipped. One that is written oftener than the others has a row of its own. Compiled code
+    writes as its compiler likes, so beside it nothing is counted.
     """
 
     def __init__(self, rows: StepRows, names: ModelNames) -> None:
@@ -37,6 +39,7 @@ class GradientWrites:
         self.names = names
         self._known: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._last: weakref.WeakKeyDictionary[Optimizer, tuple[weakref.ref[Tensor], int]] = weakref.WeakKeyDictionary()
+        self._versions: weakref.WeakKeyDictionary[Optimizer, GradientVersions] = weakref.WeakKeyDictionary()
         self._modules: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
         self._optimizers = 0
         self._counts: list[int] = []
@@ -77,6 +80,18 @@ class GradientWrites:
             self._append(optimizer, writes)
         elif self._known[optimizer][1] != writes:
             self._append(optimizer, writes)
+        if not kept:
+            self._read_each(optimizer)
+
+    def _read_each(self, optimizer: Optimizer) -> None:
+        """Tell of single gradients that are written more often than the others."""
+        found = self._versions.setdefault(optimizer, GradientVersions()).read(optimizer)
+        known = self.names.by_parameter() if found else {}
+        for parameter, more in found:
+            for named in known.get(parameter, ())[:1]:
+                name = f"{GRADIENT_WRITES}.{self._known[optimizer][0]}.{named.name}"
+                series = Series(name, name, module=named.module, scalar=True)
+                self.rows.add_scalar(self.rows.table.series_id(series), float(more))
 
     def _append(self, optimizer: Optimizer, writes: int) -> None:
         number, _ = self._known[optimizer]

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from trainsentry.collectors.series import (
     FROZEN_WEIGHT,
     KEPT,
+    LASTING_WRITES,
     MADE_CONSTANT,
     MOST_FROZEN,
     OUTSIDE_WRITES,
@@ -120,7 +121,8 @@ class WeightWrites:
             known = self._known[optimizer] = _Known(owned, parameters, any(map(is_dtensor, parameters)))
         known.marks = known.look_at(optimizer)
         changes = known.marks if known.steps is None else known.changes()
-        self._note_outside(known, known.outside.more_often(changes))
+        self._note_outside(known, known.outside.more_often(changes), 1)
+        self._note_outside(known, [i for i, _ in known.outside.lasting.due], LASTING_WRITES)
         if known.steps is not None:  # a fused update leaves the counts as they are
             known.outside.counts = changes
 
@@ -165,12 +167,12 @@ class WeightWrites:
             for named in frozen:
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN_WEIGHT)
 
-    def _note_outside(self, known: _Known, written: list[int]) -> None:
-        """Append what something else has written to: each weight of a few, or one row for most of them."""
+    def _note_outside(self, known: _Known, written: list[int], updates: int) -> None:
+        """Append what something else writes to since so many updates: each of a few weights, or one row for most."""
         if len(written) <= max(1, MOST_AT_ONCE * len(known.owned)):
             for named in (known.owned[i] for i in written):
-                self._append(f"{OUTSIDE_WRITES}.{named.name}", named.module, 1.0)
-        elif 2 * len(written) > len(known.owned):
+                self._append(f"{OUTSIDE_WRITES}.{named.name}", named.module, float(updates))
+        elif 2 * len(written) > len(known.owned) and updates == 1:
             self._append(OUTSIDE_WRITES, "", float(len(written)))
 
     def tell_constants(self, parameters: list[NamedParameter], modules: Iterable[NamedModule]) -> None:

@@ -70,3 +70,13 @@ def test_an_update_with_gradients_that_were_used_is_told_once_unless_the_run_beg
     found = [f for s in range(90) for f in rule(records.step(s, {stale: 1.0} if s >= begins and s % 2 == 0 else {}))]
     assert [record.step or 50 for record in found] == told
     assert all(f.kind == "stale" for f in found)
+
+
+def test_a_single_gradient_that_is_written_oftener_is_named(alone):
+    records, of_one = Records(), ("gradient_writes.0.blocks.1.fc.weight",) * 2
+    rule, found = alone(GradientWritesRule, records.table), []
+    for step in range(120):
+        found += rule(records.step(step, {0: {COUNT: 0.0}, 97: {of_one: 1.0}}.get(step, {})))
+    [one] = found
+    assert (one.name, one.quantity, one.kind) == ("blocks.1.fc.weight", "gradient", "gradient_flow")
+    assert (one.step, one.last_clean) == (90, 86)

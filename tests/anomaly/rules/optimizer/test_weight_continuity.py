@@ -292,3 +292,11 @@ def test_complex_weights_are_left_alone(alone):
     weights = Weights(alone, ("a",))
     weights.records.layout = weights.records.table.layout_id(Layout((16,), "complex64", 16))
     assert not [f for step in range(100) for f in weights.step(step, {"a": 0.01} if step == 50 else {})]
+
+
+@pytest.mark.parametrize(("updates", "step", "alarm"), [(1, 40, False), (8, 33, True)])
+def test_a_weight_that_something_writes_to_again_and_again_is_an_alarm(alone, updates, step, alarm):
+    records, written = Records(), ("outside_writes.0.weight",) * 2
+    rule = alone(WeightContinuityRule, records.table)
+    found = [f for s in range(50) for f in rule(records.step(s, {written: float(updates)} if s == 40 else {}))]
+    assert [(f.name, f.step, f.alarm) for f in found] == [("0.weight", step, alarm)]

@@ -20,7 +20,7 @@ def test_the_share_of_copies_is_counted(dtype, shape):
     assert share_of_repeated([batch]).item() == pytest.approx(1 / len(batch))
 
 
-SMALL = [torch.ones(4, 100), torch.ones(64, 4), torch.tensor(1.0), torch.ones(9, 0), torch.ones(64)]
+SMALL = [torch.ones(3, 100), torch.ones(64, 4), torch.tensor(1.0), torch.ones(9, 0), torch.ones(64)]
 OTHERS = [torch.ones(16, 32).to_sparse(), torch.ones(16, 32, dtype=torch.complex64)]
 OTHERS += [torch.nested.nested_tensor([torch.ones(20)] * 9, layout=layout) for layout in (torch.strided, torch.jagged)]
 
@@ -28,6 +28,14 @@ OTHERS += [torch.nested.nested_tensor([torch.ones(20)] * 9, layout=layout) for l
 @pytest.mark.parametrize("batch", [*SMALL, *OTHERS])
 def test_small_batches_and_other_layouts_say_nothing(batch):
     assert share_of_repeated([batch]) is None
+
+
+@pytest.mark.parametrize(("copies", "share"), [(4, 0.75), (3, 0.5), (2, 0.0)])
+def test_of_a_few_samples_half_must_be_copies(copies, share):
+    """One of four that comes twice is drawn with replacement."""
+    batch = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    batch[:copies] = batch[0].clone()
+    assert share_of_repeated([batch]).item() == share
 
 
 def test_samples_are_copies_where_they_are_in_each_input():

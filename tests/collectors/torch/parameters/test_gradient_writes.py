@@ -63,6 +63,22 @@ def test_what_a_loop_does_otherwise_changes_the_count(fault, more):
     assert loop.step(**fault) == (None if more is None else usual + more)
 
 
+@pytest.mark.parametrize("sets_to_none", [True, False])
+def test_a_single_gradient_that_is_written_oftener_is_told_where_gradients_are_made_anew(sets_to_none):
+    """One that is kept has all writes so far, of which nothing is known."""
+    loop = Loop(sets_to_none=sets_to_none)
+    loop.writes.names.add([loop.model])
+    for _ in range(40):
+        loop.step()
+
+    def negate(parameter):
+        parameter.grad.neg_()
+
+    loop.model[2].weight.register_post_accumulate_grad_hook(negate)
+    assert [loop.step() for _ in range(16)].count(1.0) == sets_to_none
+    assert (loop.rows.table.series[-1].name == "gradient_writes.0.2.weight") == sets_to_none
+
+
 def test_gradients_that_are_kept_count_once_more_at_every_step():
     loop = Loop()
     usual = loop.step()

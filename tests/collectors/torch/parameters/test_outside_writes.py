@@ -4,6 +4,7 @@ import pytest
 import torch
 from weight_loop import WeightLoop
 
+from trainsentry.collectors.series import LASTING_WRITES
 from trainsentry.collectors.torch.parameters import weight_writes
 from trainsentry.collectors.torch.parameters.outside_writes import LEARNED
 
@@ -50,6 +51,23 @@ def test_what_was_written_is_told_once_at_its_own_step(make, write, told):
     assert not any(loop.step() for _ in range(BEFORE))
     assert loop.step(write) == told
     assert not any(loop.step(write if i % 5 == 4 else lambda _: None) for i in range(20))
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_weight_that_is_written_before_many_updates_in_a_row_is_told_of_again(make):
+    """As one that is pulled to its average after each update."""
+    loop = make_loop(make)
+    assert not any(loop.step() for _ in range(BEFORE))
+    told = [loop.step(one) for _ in range(3 * LASTING_WRITES)]
+    assert told[0] == {"outside_writes.1.weight": 1.0}
+    assert told[LASTING_WRITES - 1] == {"outside_writes.1.weight": float(LASTING_WRITES)}
+    assert not any(told[1 : LASTING_WRITES - 1] + told[LASTING_WRITES:])
+
+
+def test_most_weights_that_are_written_before_each_update_are_the_loops_own():
+    loop = make_loop()
+    assert not any(loop.step() for _ in range(BEFORE))
+    assert [loop.step(every) for _ in range(20)] == [{"outside_writes": 8.0}] + 19 * [{}]
 
 
 @pytest.mark.parametrize("period", [1, 7])
