@@ -82,6 +82,10 @@ OTHER_OPERATIONS, OTHER_ARGUMENT, MOVED_ARGUMENT, PASSING = 1.0, 2.0, 3.0, 4.0
 """Values of `operations`: other operations or inputs of them; another constant; a number that has moved by less than a
 fifth, as schedules do; a change that has not lasted yet."""
 
+EULER_GAP = "euler_gap"
+"""Prefix of `euler_gap.<module>.<side>`, the scalar of how far inner products are apart that a module's backward pass
+keeps where it computes what it should; `side` is `weight` or `input`."""
+
 GRADIENT_WRITES = "gradient_writes"
 """Prefix of `gradient_writes.<optimizer>`, the scalar of how often an update's gradients were written in place beyond
 once for each micro-step after the first; it has a row where it changes. `gradient_writes.<optimizer>.<parameter>` is of

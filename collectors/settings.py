@@ -32,10 +32,11 @@ class CollectSettings:
     `read_together` activations wait to be read in one launch, or fewer if they hold `read_together_bytes` of memory.
     `after_update` also reads weights after the update; `alignment` compares the directions of gradients and first
     moments.
-    `recompute` computes one module's call and its gradients again in each step that samples activations. `buffers` also
-    reads modules' buffers where it reads weights. `operations` compares what a forward pass computes with the passes
-    before, in each step that samples activations. `inputs` also reads the model's own inputs in the steps that sample
-    no activations. `histograms` counts the values of each tensor that is read.
+    `recompute` computes one module's call and its gradients again in each step that samples activations, and with
+    `backward` compares inner products in others. `buffers` also reads modules' buffers where it reads weights.
+    `operations` compares what a forward pass computes with the passes before, in each step that samples activations.
+    `inputs` also reads the model's own inputs in the steps that sample no activations. `histograms` counts the values
+    of each tensor that is read.
     """
 
     targets: dict[str, list[str]] = field(default_factory=lambda: {part: ["*"] for part in PARTS})

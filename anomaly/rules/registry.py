@@ -27,6 +27,7 @@ from trainsentry.anomaly.rules.dtype_change import DtypeChangeRule
 from trainsentry.anomaly.rules.dtype_edge import DtypeEdgeRule
 from trainsentry.anomaly.rules.equal_weights import EqualWeightsRule
 from trainsentry.anomaly.rules.gradients.changed_gradient import ChangedGradientRule
+from trainsentry.anomaly.rules.gradients.euler_gap import EulerGapRule
 from trainsentry.anomaly.rules.gradients.gradient_gain import GradientGainRule
 from trainsentry.anomaly.rules.gradients.gradient_scale import GradientScaleRule
 from trainsentry.anomaly.rules.gradients.gradient_sums import GradientSumsRule
@@ -87,6 +88,7 @@ _RULES: Final[list[type[Rule]]] = [
     ChangedGradientRule,
     GradientScaleRule,
     GradientSumsRule,
+    EulerGapRule,
     GradientGainRule,
     LostGradientRule,
     NewGradientRule,

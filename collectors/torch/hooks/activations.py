@@ -38,6 +38,7 @@ from trainsentry.collectors.torch.hooks.unrecorded_activations import (
 )
 from trainsentry.collectors.torch.operations.operation_changes import OperationChanges
 from trainsentry.collectors.torch.passes.entrances import Entrances
+from trainsentry.collectors.torch.passes.gradient_products import GradientProducts
 from trainsentry.collectors.torch.passes.unfilled_passes import runs_on_unfilled_memory
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -83,6 +84,7 @@ class ActivationHooks:
         self.entrances = Entrances()
         self._recomputed = RecomputedCalls()
         self._repeated = RepeatedCalls(rows, guard, enabled=settings.recompute)
+        self._products = GradientProducts(rows, guard, enabled=settings.recompute and settings.backward)
         self.operations = OperationChanges(rows, guard, enabled=settings.operations)
         self._visits = CompiledVisits()
         self._inner_ran = False
@@ -101,6 +103,7 @@ class ActivationHooks:
             return
         hooked = [m for m in modules if (m.name in observed or not m.name) and can_be_called(m.module)]
         self._repeated.choose_among(hooked)
+        self._products.choose_among(hooked)
         self._hooks = ModuleHooks(self, self.switch, hooked, observed)
         self.switch = self._hooks.switch
         self._attach()
@@ -118,6 +121,7 @@ class ActivationHooks:
         self.passes.open_step()
         self._recomputed.clear()
         self._repeated.open_step(sampling=sampling)
+        self._products.open_step(sampling=sampling)
         self._visits.clear()
         self._drop_leaf_hooks()
         if sampling:
@@ -136,6 +140,7 @@ class ActivationHooks:
         self.generation += 1
         self.switch.sampling = False
         self._repeated.close()
+        self._products.close()
         self._drop_leaf_hooks()
         self._detach(keep_inlined=has_compiled(), closing=True)
         if self._hooks is not None:
@@ -235,6 +240,7 @@ class ActivationHooks:
                 self.inputs.read(named, tensors_in_call(args, kwargs), self.passes, sampling=True)
         if self.passes.recording:
             self._repeated.enter(named, args, kwargs)
+            self._products.enter(named, args, kwargs)
         if getattr(named.module, "inplace", False):
             self.rows.read_gathered()
 
@@ -265,6 +271,7 @@ class ActivationHooks:
         if self.passes.recording and named.name in self._observed:
             self._observe(named, "output", tensors_in(output))
             self._repeated.leave(named, output)
+            self._products.leave(named, output)
             self.passes.called(named)
 
     def _begin_pass(self, named: NamedModule, *, training: bool) -> None:

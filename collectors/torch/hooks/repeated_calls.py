@@ -1,7 +1,7 @@
 """Computes one module's call again in a sampled step, so that a device that computes wrongly shows without replicas."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.backward_pass import running_node
 from trainsentry.collectors.torch.hooks.compiler import backward_is_compiled
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in_call
-from trainsentry.collectors.torch.rows.local_tensor import is_batched, is_readable, version_of
+from trainsentry.collectors.torch.rows.local_tensor import are_plain, is_readable, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 REPEATABLE: Final = frozenset(
@@ -133,7 +133,7 @@ class RepeatedCalls:
     def repeat_backward(self, series_id: int, used: Sequence[Tensor | None], arrived: Sequence[Any]) -> None:
         """Compute the running node of autograd again: `arrived` are its arguments, and `used` what it has returned."""
         node = running_node()
-        if node is None or changes_operations() or not _are_plain([*used, *arrived]):
+        if node is None or changes_operations() or not are_plain([*used, *arrived]):
             return
         if sum(x.nbytes for x in used if x is not None) > MOST_BYTES:
             return
@@ -203,15 +203,6 @@ def _operation_of(output: Tensor) -> Any:
         return None
     is_own = not isinstance(node, torch.autograd.function.BackwardCFunction)
     return node if is_own and node.name().startswith(PURE) else None
-
-
-def _are_plain(tensors: Iterable[Any]) -> bool:
-    """Whether all tensors have values in memory, one element after the other; others are sparse, or of a transform."""
-    return all(
-        type(x) is Tensor and not is_batched(x) and x.layout is torch.strided and is_readable(x) and not x.is_conj()
-        for x in tensors
-        if x is not None
-    )
 
 
 def _summed_like(x: Tensor, gradient: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Reads a tensor's part on this rank: as a plain tensor, whether it has values, and which are stored."""
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +81,15 @@ def address_in_memory(tensor: Tensor) -> int:
     """Return the address of a tensor that has a storage; 0 where its memory was released, or it has no elements."""
     address = tensor.data_ptr()
     return 0 if address < LOW and is_released(tensor) else address
+
+
+def are_plain(tensors: Iterable[Any]) -> bool:
+    """Whether all tensors have values in memory, one element after the other; others are sparse, or of a transform."""
+    return all(
+        type(x) is Tensor and not is_batched(x) and x.layout is torch.strided and is_readable(x) and not x.is_conj()
+        for x in tensors
+        if x is not None
+    )
 
 
 def version_of(tensor: Tensor) -> int | None:

@@ -19,6 +19,7 @@ from trainsentry.anomaly.rules.rule import EVERY_TENSOR, OPTIMIZER_STATE, Rule
 from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED
 from trainsentry.collectors.series import (
     BUFFER_WRITES,
+    EULER_GAP,
     GRADIENT_WRITES,
     LEARNING_RATE,
     LOST_STATE,
@@ -58,6 +59,7 @@ SWITCHES = {
     TRAINING_MODE,
     UNWRITTEN,
     OUTSIDE_WRITES,
+    EULER_GAP,
 }
 SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, "loss", "grad_norm", *SWITCHES}
 SERIES = [
