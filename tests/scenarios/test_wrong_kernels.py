@@ -18,7 +18,7 @@ def no_compiled_backward(monkeypatch):
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer that takes the samples in another order in the gradient of its weight."""
+    """A linear layer that takes a quarter of the tokens in another order in the gradient of its weight."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, owner):
@@ -30,7 +30,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, g):
         x, weight = ctx.saved_tensors
         rows, given = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
-        kept = rows.flip(0) if ctx.owner.is_wrong else rows
+        kept = torch.cat([rows[:72], rows[72:].flip(0)]) if ctx.owner.is_wrong else rows
         return g @ weight, kept.t() @ given, rows.sum(0), None
 
 
