@@ -84,7 +84,7 @@ fifth, as schedules do; a change that has not lasted yet."""
 
 EULER_GAP = "euler_gap"
 """Prefix of `euler_gap.<module>.<side>`, the scalar of how far inner products are apart that a module's backward pass
-keeps where it computes what it should; `side` is `weight` or `input`."""
+keeps where it computes what it should; a side is its first parameter, `input`, or `gradients` for both."""
 
 GRADIENT_WRITES = "gradient_writes"
 """Prefix of `gradient_writes.<optimizer>`, the scalar of how often an update's gradients were written in place beyond

@@ -85,7 +85,7 @@ class Activations(Collected):
         default=True,
         description="At each of these steps compute one module's call again, and its gradients, the modules in turn, "
         "and compare to the bit (`recomputed.<module>`, `recomputed_gradient.<module>`): a device that computes "
-        "wrongly shows. In an eighth of the modules compare inner products of tensors and gradients "
+        "wrongly shows. In a sixteenth of the modules compare inner products of tensors and gradients "
         "(`euler_gap.<module>.<parameter>`, `.input`), with `backward`: a wrong kernel shows.",
     )
     operations: bool = Field(

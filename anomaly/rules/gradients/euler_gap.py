@@ -20,6 +20,9 @@ SCORE: Final = 90.0
 HOLDS: Final = 0.02
 """Largest gap that is rounding: 2e-5 in float32 and 6e-3 in bfloat16, in a GPT and a ResNet."""
 
+EACH_OTHER: Final = "gap of both"
+"""The statistic of the gap between the two gradients that a module computes."""
+
 LEAST: Final = 1e-6
 """Gap below which a smaller one says no more: it is exactly zero where a rectifier computes as it should."""
 
@@ -37,6 +40,8 @@ BROKEN: Final = 0.05
 """Least gap that is none of rounding: tensors that have nothing to do with each other have one of about 1."""
 
 INPUT: Final = "input"
+GRADIENTS: Final = "gradients"
+"""The sides of a module that are none of its parameters; the second is that of its input against its weight."""
 
 
 class EulerGapRule(Rule):
@@ -91,9 +96,10 @@ class EulerGapRule(Rule):
         series_id = int(record.ids[row])
         side = series.name.rpartition(".")[2]
         name, quantity = f"{series.module}.{side}".lstrip("."), GRADIENT
-        if side == INPUT:
+        if side in {INPUT, GRADIENTS}:
             name, quantity = f"{series.module}.input.0".lstrip("."), ACTIVATION_GRAD_INPUT
-        detail = (GRADIENT_FLOW, self.name, "gap", gap, float(self._largest.values[series_id]), SCORE)
+        statistic, before = EACH_OTHER if side == GRADIENTS else "gap", float(self._largest.values[series_id])
+        detail = (GRADIENT_FLOW, self.name, statistic, gap, before, SCORE)
         where = {"last_clean": int(self._step.values[series_id]), "passed_on": False}
         return Finding(series_id, row, *detail, **where, name=name, quantity=quantity)  # type: ignore[arg-type]
 
@@ -104,6 +110,12 @@ class EulerGapRule(Rule):
         gap = f"their inner products part by {anomaly.value:.2g}, and by {before:.1g} at most before"
         if anomaly.quantity == ACTIVATION_OUTPUT:
             return f"{subject} is not what the module's gradients belong to at step {anomaly.step}: {gap}"
+        if anomaly.statistic == EACH_OTHER:
+            module = anomaly.name.removesuffix(".input.0")
+            return (
+                f"the gradients that the backward pass of {module} computes for its input and its weight at step "
+                f"{anomaly.step} no longer fit each other: {gap}"
+            )
         return (
             f"{subject}, as the module's own backward pass computes it at step {anomaly.step}, no longer fits the "
             f"module's output and its gradient: {gap}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.series import EULER_GAP, Series
@@ -14,24 +14,37 @@ from trainsentry.collectors.torch.device.registry import stream_is_captured
 from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.compiler import backward_is_compiled
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in_call
-from trainsentry.collectors.torch.passes.inner_products import FLOATS, Kept, ModuleCall, operation_of, own_parameters
+from trainsentry.collectors.torch.passes.inner_products import (
+    FLOATS,
+    Kept,
+    ModuleCall,
+    keeps_its_input,
+    operation_of,
+    own_parameters,
+)
 from trainsentry.collectors.torch.rows.local_tensor import are_plain
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART: Final = "euler_gap"
 """The part of the monitor that a failure in a backward pass switches off."""
 
-TURNS: Final = 8
-"""Sampled steps in which every module has its turn."""
+TURNS: Final = 16
+"""Sampled steps in which every module has its turn: each takes some twenty launches on a device."""
+
+WITHOUT: Final = frozenset(
+    {nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softmax, nn.LogSoftmax, nn.ELU, nn.Mish, nn.Softplus, nn.Hardswish}
+)
+"""Modules of torch.nn that are of no degree in their input; no subclasses of them."""
 
 MOST_BYTES: Final = 64 * 2**20
-"""Bytes of the inputs and outputs that a step keeps until the backward pass has come to them, and of one gradient;
-copies in float32 are made of a module's at a time."""
+"""Bytes of inputs and outputs that a step keeps for this alone until the backward pass has come to them; without its
+output, a module's input and its weight are compared with each other."""
 
 
 class GradientProducts:
-    """Appends `euler_gap.<module>.<parameter>` and `.input`: by how much inner products part that should be equal.
+    """Appends `euler_gap.<module>.<side>`: by how much inner products part that should be equal.
 
+    A side is the first parameter, `input`, or `gradients` for both against each other where the output is not known.
     What module keeps which identity is left to the rule; only normalizations are known to be of no degree in their
     input. A few modules have their turn in each sampled step. The gradients are those that autograd's node has got and
     returned in this pass, so neither other uses of a tensor nor other ranks have a part in them. A module's input and
@@ -49,8 +62,9 @@ class GradientProducts:
         self._inputs: dict[str, Kept] = {}
 
     def choose_among(self, modules: Sequence[NamedModule]) -> None:
-        """Take turns among the innermost ones of these modules."""
-        self._modules = [m for m in modules if self.enabled and not any(True for _ in m.module.children())]
+        """Take turns among the innermost ones of these modules, except those that keep no identity."""
+        inner = [m for m in modules if type(m.module) not in WITHOUT and not any(True for _ in m.module.children())]
+        self._modules = inner if self.enabled else []
         self._turn = 0
 
     def open_step(self, *, sampling: bool) -> None:
@@ -86,19 +100,26 @@ class GradientProducts:
             return
         if not isinstance(output, Tensor) or output.grad_fn is None or not are_plain([output.detach()]):
             return
-        self._bytes += given.tensor.nbytes + output.nbytes
         node = operation_of(output)
         own = own_parameters(node, named.module)
-        if own is not None and self._bytes <= MOST_BYTES:
-            call = ModuleCall(own, given, Kept.of(output))
+        if own is not None:
+            has_input = keeps_its_input(node, own) or self._takes(given.tensor)
+            kept = Kept.of(output) if self._takes(output) else None
+            call = ModuleCall(own, given if has_input else None, kept)
             node.register_hook(_BackwardHook(self, named, call, self.generation))
+
+    def _takes(self, tensor: Tensor) -> bool:
+        """Whether a tensor may be kept too."""
+        takes = self._bytes + tensor.nbytes <= MOST_BYTES
+        self._bytes += tensor.nbytes if takes else 0
+        return takes
 
     def compare(self, named: NamedModule, call: ModuleCall, used: Sequence[Any], arrived: Sequence[Any]) -> None:
         """Append the gaps of a call, whose node has `arrived` gradients and has returned the `used` ones."""
         gradients = [x for x in (*used, *arrived) if x is not None]
         if changes_operations() or stream_is_captured() or not are_plain(gradients):
             return
-        if any(x.dtype not in FLOATS or x.nbytes > MOST_BYTES for x in gradients):
+        if any(x.dtype not in FLOATS for x in gradients):
             return
         with torch.no_grad():
             for side, gap in call.gaps(used, arrived).items():

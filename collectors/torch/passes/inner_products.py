@@ -13,6 +13,9 @@ from trainsentry.collectors.torch.rows.local_tensor import are_plain, version_of
 INPUT: Final = "input"
 """The name of the gap at a module's input; that at its parameters has the name of the first of them."""
 
+GRADIENTS: Final = "gradients"
+"""The name of the gap between the two, where the output is not known."""
+
 RESHAPED: Final = ("View", "UnsafeView", "Squeeze", "ReshapeAlias")
 MOST_RESHAPED: Final = 2
 """Nodes of autograd that only give the output of the operation before them another shape, and how many a module has."""
@@ -21,6 +24,15 @@ TRANSPOSED: Final = "TBackward"
 CAST: Final = "ToCopyBackward"
 MOST_NODES: Final = 3
 """Nodes between an operation and its weight: `nn.Linear` transposes it, and autocast makes a copy of another dtype."""
+
+SAVES_ITS_INPUT: Final = ("Addmm", "Mm", "Linear", "Convolution")
+"""How the names of nodes begin that keep the input themselves, for the gradient of a weight."""
+
+TELLS_DEFAULT_HOOKS: Final = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+"""Whether this torch tells of hooks of saved tensors, as a checkpoint's, which drops them."""
+
+AT_ONCE: Final = 2**22
+"""Elements that are multiplied at once where a copy is needed, 16 MB in float32."""
 
 FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -66,8 +78,8 @@ class ModuleCall:
     """A module's call, without its graph: a node of autograd may not keep what keeps the node."""
 
     own: Sequence[OwnParameter]
-    given: Kept
-    output: Kept
+    given: Kept | None
+    output: Kept | None
 
     def gaps(self, used: Sequence[Tensor | None], arrived: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Return by how much products part that should be equal, in the size of unrelated ones; tensors of shape ().
@@ -89,7 +101,7 @@ class ModuleCall:
         if given is not None and output is not None and (matrices or not others):
             equal[INPUT] = [output], [given, *others]
         elif given is not None and matrices:
-            equal[INPUT] = [given], matrices
+            equal[GRADIENTS] = [given], matrices
         return products.gaps(equal) if equal else {}
 
 
@@ -99,14 +111,14 @@ class _Products:
 
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def of(self, kept: Kept, gradients: Iterable[Tensor | None]) -> int | None:
+    def of(self, kept: Kept | None, gradients: Iterable[Tensor | None]) -> int | None:
         """Take in a tensor with its only gradient; return their place, None where they cannot be compared."""
         found = [g for g in gradients if g is not None]
-        if len(found) != 1 or found[0].numel() != kept.tensor.numel() or not found[0].numel():
+        if kept is None or len(found) != 1 or found[0].numel() != kept.tensor.numel() or not found[0].numel():
             return None
         if kept.tensor.dtype not in FLOATS or not kept.is_whole:
             return None
-        self.pairs.append((_flat(kept.tensor), _flat(found[0])))
+        self.pairs.append((kept.tensor, found[0]))
         return len(self.pairs) - 1
 
     def of_parameter(self, own: OwnParameter, gradient: Tensor | None) -> int | None:
@@ -115,9 +127,10 @@ class _Products:
 
     def gaps(self, equal: Mapping[str, tuple[Sequence[Any], Sequence[Any]]]) -> dict[str, Tensor]:
         """Return, by name, by how much the sums of the products at two lists of places part."""
-        norms = torch._foreach_norm([x for pair in self.pairs for x in pair])
-        sizes = [a * b / math.sqrt(len(x)) for a, b, (x, _) in zip(norms[::2], norms[1::2], self.pairs, strict=True)]
-        inner = [torch.dot(a, b) for a, b in self.pairs]
+        norms = torch._foreach_norm([x for pair in self.pairs for x in pair], dtype=torch.float32)
+        sizes = torch._foreach_mul(norms[::2], norms[1::2])
+        torch._foreach_div_(sizes, [math.sqrt(a.numel()) for a, _ in self.pairs])
+        inner = [_inner(a, b) for a, b in self.pairs]
         gaps = {}
         for name, (left, right) in equal.items():
             apart = _sum(inner, left) - _sum(inner, right)
@@ -133,6 +146,13 @@ def operation_of(output: Tensor) -> Any:
             break
         node = node.next_functions[0][0]
     return node
+
+
+def keeps_its_input(node: Any, own: Sequence[OwnParameter]) -> bool:
+    """Whether a node keeps its module's input until the backward pass, so that it costs nothing to keep it too."""
+    if not node.name().startswith(SAVES_ITS_INPUT) or not any(parameter.is_matrix for parameter in own):
+        return False
+    return TELLS_DEFAULT_HOOKS and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def own_parameters(node: Any, module: nn.Module) -> list[OwnParameter] | None:
@@ -168,5 +188,12 @@ def _sum(numbers: Sequence[Tensor], places: Sequence[int]) -> Tensor:
     return total
 
 
-def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1).to(torch.float32)
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner product of two tensors with as many elements in the same order, in float32."""
+    if a.dtype == b.dtype == torch.float32 and a.is_contiguous() and b.is_contiguous():
+        return torch.dot(a.view(-1), b.view(-1))
+    rows_of_a = a.reshape(-1, a.shape[-1] if a.ndim else 1)
+    rows_of_b = b.reshape(rows_of_a.shape)
+    rows = max(1, AT_ONCE // rows_of_a.shape[1])
+    parts = [(x.to(torch.float32) * y).sum() for x, y in zip(rows_of_a.split(rows), rows_of_b.split(rows), strict=True)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum()

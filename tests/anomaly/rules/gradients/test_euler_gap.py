@@ -10,16 +10,16 @@ from trainsentry.collectors.series import Series
 STEPS, FAULT = 40, 30
 
 
-def run(alone, gaps):
+def run(alone, gaps, sides=("weight", "input")):
     """Return the findings; `gaps(side, step)` is the gap of a side of the module `a.fc`, in each step."""
     records, found = Records(), []
-    for side in ("weight", "input"):
+    for side in sides:
         name = f"euler_gap.a.fc.{side}"
         records.table.series_id(Series(name, name, module="a.fc", scalar=True))
     rule = alone(EulerGapRule, records.table)
     for step in range(STEPS):
         record = records.step(step, {})
-        rows = [Records.row(gaps(side, step), True) for side in ("weight", "input")]
+        rows = [Records.row(gaps(side, step), True) for side in sides]
         record = type(record)(
             step, 0, np.arange(2, dtype=np.int32), np.full(2, records.layout, np.int32), np.asarray(rows)
         )
@@ -44,6 +44,11 @@ def test_the_side_that_parts_is_named_and_the_output_where_both_do(alone, sides,
     assert {(f.name, f.quantity, f.kind) for f in found} == {(name, quantity, "gradient_flow")}
     assert found[0].last_clean == FAULT - 1
     assert len(found) == STEPS - FAULT
+
+
+def test_gradients_that_do_not_fit_each_other_are_of_the_module(alone):
+    found = run(alone, after(0.4, ("gradients",)), sides=("gradients", "other"))
+    assert {(f.name, f.statistic) for f in found} == {("a.fc.input.0", "gap of both")}
 
 
 @pytest.mark.parametrize(("before", "value"), [(4e-3, 0.09), (1e-7, 0.03)], ids=["bfloat16", "autocast begins"])

@@ -15,7 +15,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.collectors.torch.passes import gradient_products
+from trainsentry.collectors.torch.passes import gradient_products, inner_products
 from trainsentry.collectors.torch.passes.gradient_products import GradientProducts
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -154,9 +154,30 @@ def test_what_was_overwritten_meanwhile_has_no_part_in_it():
     torch.manual_seed(0)
     given = draw(32, 16)
     layer = nn.Linear(16, 16)
-    assert set(gaps_of(layer, given, write=lambda _, output: output.mul_(2))) == {"input"}
+    assert set(gaps_of(layer, given, write=lambda _, output: output.mul_(2))) == {"gradients"}
     assert gaps_of(nn.LayerNorm(16), given, write=lambda _, output: output.mul_(2)) == {}
     assert set(gaps_of(nn.Dropout(0.5), given, write=lambda x, _: x.mul_(2))) == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_large_outputs_the_gradients_are_compared_with_each_other(monkeypatch, dtype):
+    torch.manual_seed(0)
+    layer, given = nn.Linear(64, 64).to(dtype), draw(96, 64).detach().to(dtype).requires_grad_()
+    whole = gaps_of(layer, given)
+    monkeypatch.setattr(gradient_products, "MOST_BYTES", 1000)
+    monkeypatch.setattr(inner_products, "AT_ONCE", 1000)
+    found = gaps_of(layer, given)
+    assert (set(whole), set(found)) == ({"weight", "input"}, {"gradients"})
+    assert found["gradients"] < (HOLDS if dtype == torch.bfloat16 else 2e-5)
+    assert gaps_of(nn.Dropout(0.5), given) == {}, "nothing else keeps its input"
+
+
+def test_products_of_many_elements_are_those_of_few(monkeypatch):
+    a, b = torch.randn(300, 40), torch.randn(40, 300).t()
+    expected = float((a.double() * b.double()).sum())
+    monkeypatch.setattr(inner_products, "AT_ONCE", 1000)
+    assert float(inner_products._inner(a, b)) == pytest.approx(expected, rel=1e-3)
+    assert float(inner_products._inner(a.bfloat16(), b.reshape(12000))) == pytest.approx(expected, rel=0.05)
 
 
 def frozen_bias():
@@ -244,6 +265,6 @@ def test_training_is_the_same_to_the_bit_and_every_layer_has_its_turn(tmp_path, 
     losses, table = train(tmp_path / "a", checkpoints=checkpoints)
     assert losses == train(tmp_path / "b", checkpoints=checkpoints, watched=False)[0]
     rows = table[table["name"].str.startswith("euler_gap.")]
-    inner = set() if checkpoints == "reentrant" else {"norm.weight", "up.input", "down.weight"}
+    inner = set() if checkpoints == "reentrant" else {"norm.weight", "up.gradients", "down.weight"}
     assert set(rows["name"].str.removeprefix("euler_gap.")) >= {"embedding.weight", "head.weight", "head.input", *inner}
     assert rows["value"].max() < 2e-5
