@@ -165,7 +165,7 @@ class StateResetRule(Rule):
         if anomaly.statistic == "value":
             return (
                 f"the optimizer's step counter of {anomaly.name} is {anomaly.value:.0f} at step {anomaly.step}, "
-                f"expected {anomaly.expected:.0f}: the optimizer state was lost"
+                f"expected {anomaly.expected:.0f}: it was set back, or the optimizer state was lost"
             )
         return (
             f"the norm of {subject} is {anomaly.value:.3g} at step {anomaly.step}, below {anomaly.expected:.3g}, the "

@@ -134,7 +134,8 @@ def _gather_at_store(rank: int, size: int, timeout: float) -> Any:
     """Wait in the run's store until all ranks have joined: only the store can tell which are missing."""
     global _count  # noqa: PLW0603 - the same on every rank: each calls `watch` equally often
     _count += 1
-    prefix = f"trainsentry/meeting{_count}"
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the agent's store outlives the ranks it restarts
+    prefix = f"trainsentry/restart{restart}/meeting{_count}"
     store = dist.distributed_c10d.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
     store.set(f"rank{rank}", "here")
     if store.add("count", 1) == size:
