@@ -28,7 +28,7 @@ LEAST: Final = 1e-6
 
 EVIDENCE: Final = 9.0
 """Decimal digits that the gaps of a module must have been near zero by, added up over its turns, before it is known to
-keep the identity. A module without it has a gap below x in a share x of its turns, so that one in 10^9 passes."""
+keep the identity. A module without it has a gap below x in about a share x of its turns."""
 
 FEWEST: Final = 3
 """Turns that this takes at least."""
@@ -48,7 +48,8 @@ class EulerGapRule(Rule):
     """Judges the gaps of modules that have kept Euler's identity: what their gradients add up to with their tensors.
 
     A wrong kernel's gradients, transposed, of the wrong mask, without some contributions, have the sizes of right ones,
-    and only the identity parts. Where it does on both sides of a module, its output is wrong.
+    and only the identity parts. Where it does on both sides of a module, its output is wrong, or what its backward pass
+    makes of the gradient at it.
 
     (Euler's theorem on homogeneous functions; for the use against wrong results of matrix kernels compare Freivalds,
     "Probabilistic machines can use less running time", IFIP 1977.)
@@ -73,9 +74,11 @@ class EulerGapRule(Rule):
         for row in rows_where(self._is_gap.values[record.where]).tolist():
             series_id, gap = int(record.ids[row]), float(record.values[row, VALUE])
             series = observed.table.series[series_id]
-            if math.isfinite(gap) and self._breaks(series_id, gap):
+            if not math.isfinite(gap):
+                continue
+            if self._breaks(series_id, gap):
                 broken.setdefault(series.module, []).append(self._finding(record, row, series, gap))
-            if math.isfinite(gap):
+            else:
                 self._step.values[series_id] = record.step
         return [_of_module(module, found) for module, found in broken.items()]
 
@@ -107,9 +110,12 @@ class EulerGapRule(Rule):
     def sentence(anomaly: Anomaly, subject: str) -> str:
         """Return the gap, and what it says."""
         before = max(anomaly.expected, LEAST)
-        gap = f"their inner products part by {anomaly.value:.2g}, and by {before:.1g} at most before"
+        gap = f"their inner products differ by {anomaly.value:.2g} (at most {before:.1g} before)"
         if anomaly.quantity == ACTIVATION_OUTPUT:
-            return f"{subject} is not what the module's gradients belong to at step {anomaly.step}: {gap}"
+            return (
+                f"{subject} and the gradients that its module computes at step {anomaly.step} no longer fit each "
+                f"other: {gap}"
+            )
         if anomaly.statistic == EACH_OTHER:
             module = anomaly.name.removesuffix(".input.0")
             return (

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -18,11 +19,12 @@ from trainsentry.collectors.torch.passes.inner_products import (
     FLOATS,
     Kept,
     ModuleCall,
+    is_own,
     keeps_its_input,
     operation_of,
     own_parameters,
 )
-from trainsentry.collectors.torch.rows.local_tensor import are_plain
+from trainsentry.collectors.torch.rows.local_tensor import are_plain, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 PART: Final = "euler_gap"
@@ -31,10 +33,15 @@ PART: Final = "euler_gap"
 TURNS: Final = 16
 """Sampled steps in which every module has its turn: each takes some twenty launches on a device."""
 
-WITHOUT: Final = frozenset(
-    {nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softmax, nn.LogSoftmax, nn.ELU, nn.Mish, nn.Softplus, nn.Hardswish}
-)
-"""Modules of torch.nn that are of no degree in their input; no subclasses of them."""
+FIRST_DEGREE: Final = frozenset(
+    {
+        nn.ReLU, nn.LeakyReLU, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+        nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+        nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+    }
+)  # fmt: skip
+"""Modules of torch.nn without parameters that are of the first degree in any input; others, as `nn.ReLU6`, may be so
+until an element reaches a bound. Functions of one's own are looked at too: they are where kernels are wrong."""
 
 MOST_BYTES: Final = 64 * 2**20
 """Bytes of inputs and outputs that a step keeps for this alone until the backward pass has come to them; without its
@@ -58,20 +65,22 @@ class GradientProducts:
         self.generation = 0
         self._modules: list[NamedModule] = []
         self._turn = self._bytes = 0
+        self._has_begun = False
         self._chosen: dict[str, NamedModule] = {}
-        self._inputs: dict[str, Kept] = {}
+        # By module and thread, as replicas of a model run beside each other: the input, and its node of autograd.
+        self._inputs: dict[tuple[str, int], tuple[Kept, Any]] = {}
 
     def choose_among(self, modules: Sequence[NamedModule]) -> None:
         """Take turns among the innermost ones of these modules, except those that keep no identity."""
-        inner = [m for m in modules if type(m.module) not in WITHOUT and not any(True for _ in m.module.children())]
-        self._modules = inner if self.enabled else []
-        self._turn = 0
+        self._modules = [m for m in modules if self.enabled and _may_keep_it(m.module)]
+        self._turn, self._has_begun = 0, False
 
     def open_step(self, *, sampling: bool) -> None:
         """Begin a step; choose the next modules in it if `sampling`."""
         self.close()
         self._bytes = 0
-        if sampling and self._modules:
+        begun, self._has_begun = self._has_begun, self._has_begun or sampling
+        if sampling and begun and self._modules:  # a compiled backward pass must show itself first
             count = max(1, round(len(self._modules) / TURNS))
             places = range(self._turn, self._turn + count)
             self._chosen = {m.name: m for m in (self._modules[i % len(self._modules)] for i in places)}
@@ -85,26 +94,32 @@ class GradientProducts:
 
     def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the input of a chosen module's call."""
-        if self._chosen.get(named.name) is named and torch.is_grad_enabled():
-            given = next((tensor for _, tensor in tensors_in_call(args, kwargs)), None)
-            if given is not None and are_plain([given]):
-                self._inputs[named.name] = Kept.of(given)
+        if named.name in self._chosen and torch.is_grad_enabled():
+            self.guard.run(PART, self._keep, named, args, kwargs)
+
+    def _keep(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        given = next((tensor for _, tensor in tensors_in_call(args, kwargs)), None)
+        if given is not None and are_plain([given.detach()]):
+            self._inputs[named.name, get_ident()] = Kept(given.detach(), version_of(given)), given.grad_fn
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Have the products of a chosen module's call computed once its gradients are there."""
-        if self._chosen.get(named.name) is not named:
+        if named.name in self._chosen:
+            self.guard.run(PART, self._follow, named, output)
+
+    def _follow(self, named: NamedModule, output: Any) -> None:
+        given, before = self._inputs.pop((named.name, get_ident()), (None, None))
+        if self._chosen.pop(named.name, None) is not named or given is None:
             return
-        del self._chosen[named.name]
-        given = self._inputs.pop(named.name, None)
-        if given is None or changes_operations() or backward_is_compiled() or stream_is_captured():
+        if changes_operations() or backward_is_compiled() or stream_is_captured():
             return
         if not isinstance(output, Tensor) or output.grad_fn is None or not are_plain([output.detach()]):
             return
-        node = operation_of(output)
-        own = own_parameters(node, named.module)
-        if own is not None:
+        node = operation_of(output, before)
+        own = own_parameters(node, named.module) if node is not None else None
+        if own is not None and (own or is_own(node) or type(named.module) in FIRST_DEGREE):
             has_input = keeps_its_input(node, own) or self._takes(given.tensor)
-            kept = Kept.of(output) if self._takes(output) else None
+            kept = Kept(output.detach(), version_of(output)) if self._takes(output) else None
             call = ModuleCall(own, given if has_input else None, kept)
             node.register_hook(_BackwardHook(self, named, call, self.generation))
 
@@ -126,6 +141,19 @@ class GradientProducts:
                 name = f"{EULER_GAP}.{named.name}.{side}"
                 series = Series(name, name, module=named.name, vpp_stage=named.vpp_stage, scalar=True)
                 self.rows.add_scalar(self.rows.table.series_id(series), gap)
+
+
+def _may_keep_it(module: nn.Module) -> bool:
+    """Whether a module may keep the identity: padding has no gradient, nor have counts the same one.
+
+    Of torch's own modules without parameters some do; sharded training lends others their weights.
+    """
+    if any(True for _ in module.children()) or any(hasattr(p, "ds_id") for p in module.parameters()):
+        return False
+    if getattr(module, "padding_idx", None) is not None or getattr(module, "scale_grad_by_freq", False):
+        return False
+    is_torchs = type(module).__module__.startswith("torch.nn.")
+    return not is_torchs or type(module) in FIRST_DEGREE or any(True for _ in module.parameters())
 
 
 @dataclass(slots=True)

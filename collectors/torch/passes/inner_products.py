@@ -39,20 +39,20 @@ FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A tensor without its graph, and its count of writes as it was kept."""
+    """A leaf, or a tensor without its graph, and its count of writes as it was kept."""
 
     tensor: Tensor
     version: int | None
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Kept":
-        """Keep a tensor as it is now."""
-        return cls(tensor.detach(), version_of(tensor))
+        """Keep a tensor as it is now; of a leaf the very one, whose memory sharded training may change."""
+        return cls(tensor if tensor.is_leaf else tensor.detach(), version_of(tensor))
 
     @property
     def is_whole(self) -> bool:
         """Whether its values are still those that were kept."""
-        return version_of(self.tensor) == self.version and are_plain([self.tensor])
+        return version_of(self.tensor) == self.version and are_plain([self.tensor.detach()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _Products:
             return None
         if kept.tensor.dtype not in FLOATS or not kept.is_whole:
             return None
-        self.pairs.append((kept.tensor, found[0]))
+        self.pairs.append((kept.tensor.detach(), found[0]))
         return len(self.pairs) - 1
 
     def of_parameter(self, own: OwnParameter, gradient: Tensor | None) -> int | None:
@@ -138,20 +138,32 @@ class _Products:
         return gaps
 
 
-def operation_of(output: Tensor) -> Any:
-    """Return the node of autograd of a module's last operation."""
+def operation_of(output: Tensor, before: Any) -> Any:
+    """Return the node of autograd of a module's last operation.
+
+    None where the module has none of its own: `before` is the node of its input, which it has given back.
+    """
     node: Any = output.grad_fn
     for _ in range(MOST_RESHAPED):
-        if not node.name().startswith(RESHAPED) or node.next_functions[0][0] is None:
+        if node is before or is_own(node) or not node.name().startswith(RESHAPED) or not node.next_functions:
+            break
+        if node.next_functions[0][0] is None:
             break
         node = node.next_functions[0][0]
-    return node
+    return None if node is before else node
+
+
+def is_own(node: Any) -> bool:
+    """Whether a node is of a function that is written in Python, whose name may be any."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def keeps_its_input(node: Any, own: Sequence[OwnParameter]) -> bool:
     """Whether a node keeps its module's input until the backward pass, so that it costs nothing to keep it too."""
-    if not node.name().startswith(SAVES_ITS_INPUT) or not any(parameter.is_matrix for parameter in own):
+    if is_own(node) or not node.name().startswith(SAVES_ITS_INPUT) or not any(each.is_matrix for each in own):
         return False
+    if any(before is not None and before.name().startswith(CAST) for before, _ in node.next_functions):
+        return False  # it keeps a copy of another dtype
     return TELLS_DEFAULT_HOOKS and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
@@ -173,7 +185,7 @@ def _variable_of(node: Any) -> tuple[Tensor | None, bool]:
     """Return the leaf that a node of autograd leads to, and whether it is transposed on the way."""
     is_transposed = False
     for _ in range(MOST_NODES):
-        if node is None or not node.name().startswith((TRANSPOSED, CAST)):
+        if node is None or is_own(node) or not node.name().startswith((TRANSPOSED, CAST)) or not node.next_functions:
             break
         is_transposed ^= node.name().startswith(TRANSPOSED)
         node = node.next_functions[0][0]

@@ -31,6 +31,7 @@ def gaps_of(module, *given, write=lambda given, output: None, autocast=False):
     rows, named = StepRows(SeriesTable()), NamedModule("m", module, 0)
     products = GradientProducts(rows, Guard(strict=True), enabled=True)
     products.choose_among([named])
+    products.open_step(sampling=True)  # nothing is looked at in the first
     products.open_step(sampling=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         products.enter(named, given, {})
@@ -187,16 +188,25 @@ def frozen_bias():
 
 
 @pytest.mark.parametrize(
-    "make", [frozen_bias, lambda: nn.Linear(16, 4, dtype=torch.float64), lambda: nn.GRU(16, 4), nn.Identity]
+    "make",
+    [
+        frozen_bias,
+        lambda: nn.Linear(16, 4, dtype=torch.float64),
+        lambda: nn.GRU(16, 4),
+        nn.Identity,
+        nn.ReLU6,
+        lambda: nn.Hardtanh(0, 20),
+        nn.GELU,
+    ],
 )
 def test_modules_of_which_too_little_is_known_are_passed_by(make):
     layer = make()
     given = torch.randn(6, 16, dtype=next(layer.parameters(), torch.zeros(1)).dtype)
-    if isinstance(layer, (nn.GRU, nn.Identity)):
-        given.requires_grad_()
+    given.requires_grad_(not list(layer.parameters()) or isinstance(layer, nn.GRU))
     named = NamedModule("m", layer, 0)
     products = GradientProducts(StepRows(SeriesTable()), Guard(strict=True), enabled=True)
     products.choose_among([named])
+    products.open_step(sampling=True)  # nothing is looked at in the first
     products.open_step(sampling=True)
     products.enter(named, (given,), {})
     output = layer(given)
@@ -205,10 +215,30 @@ def test_modules_of_which_too_little_is_known_are_passed_by(make):
     assert not products.rows.take().ids.size
 
 
+def test_a_module_that_gives_its_input_back_is_not_taken_for_the_one_before():
+    """As a dropout that is switched off, behind a softmax."""
+    before = draw(8, 12, 16).softmax(-1)
+    assert gaps_of(nn.Dropout(0.0), before) == {}
+    assert set(gaps_of(nn.Dropout(0.5), draw(8, 12, 16).softmax(-1))) == {"input"}
+
+
+@pytest.mark.parametrize("which", [{"padding_idx": 0}, {"scale_grad_by_freq": True}])
+def test_embeddings_whose_gradients_leave_something_out_are_passed_by(which):
+    assert gaps_of(nn.Embedding(40, 16, **which), TOKENS) == {}
+
+
+def test_an_input_that_autocast_copies_is_not_kept_for_nothing(monkeypatch):
+    monkeypatch.setattr(gradient_products, "MOST_BYTES", 1000)
+    layer, given = nn.Linear(64, 64), draw(96, 64)
+    assert set(gaps_of(layer, given)) == {"gradients"}
+    assert gaps_of(layer, given, autocast=True) == {}
+
+
 def test_a_pass_without_a_backward_pass_keeps_no_memory():
     layer, products = nn.Linear(16, 16), GradientProducts(StepRows(SeriesTable()), Guard(strict=True), enabled=True)
     named = NamedModule("m", layer, 0)
     products.choose_among([named])
+    products.open_step(sampling=True)  # nothing is looked at in the first
     products.open_step(sampling=True)
     given = torch.randn(4, 16)
     products.enter(named, (given,), {})
