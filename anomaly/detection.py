@@ -219,9 +219,9 @@ class Detection:
         """Return the learned state, by series, as plain data."""
         self._arrays.grow()
         if self._saved is not None:
-            self._adopt_saved(self._saved, self._saved.unsharded(self.table))
+            self._adopt_saved(self._saved, self._saved.unseen(self.table))
         count = len(self.table.series)
-        state = {**described(self.table, self._layout.values.tolist()), **self._outliers.saved(count)}
+        state = {**described(self.table, self._layout.values.tolist(), self._saved), **self._outliers.saved(count)}
         for rule in self._rules:
             if rule.state_key is not None:
                 try:

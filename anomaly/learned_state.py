@@ -12,12 +12,13 @@ LEARNED_STATE: Final = "learned state"
 """What a state that cannot be taken over is called in the log and in the gaps."""
 
 
-def described(table: SeriesTable, layouts: list[int]) -> dict[str, Any]:
+def described(table: SeriesTable, layouts: list[int], before: "SavedSeries | None" = None) -> dict[str, Any]:
     """Return the version of the format, and the first series with their regions; states by series have their order.
 
-    `layouts` has the id of each one's newest layout, below 0 where it has none.
+    `layouts` has the id of each one's newest layout, below 0 where it has none: its region is then as it was `before`.
     """
-    regions = [table.layouts[layout].region if layout >= 0 else "" for layout in layouts]
+    known = {} if before is None else before.regions_of(table)
+    regions = [table.layouts[x].region if x >= 0 else known.get(i, "") for i, x in enumerate(layouts)]
     return {"version": VERSION, "series": [_key(s) for s in table.series[: len(layouts)]], "regions": regions}
 
 
@@ -39,6 +40,7 @@ class SavedSeries:
         self._regions: list[str] = [region for _, region in zip(state["series"], regions, strict=True)]
         self._looked_at = 0
         self._waiting: dict[int, int] = {}
+        self._same = self._others = 0  # sharded series that had their region, and another one
 
     def table(self) -> SeriesTable:
         """Return a table of the saved series.
@@ -64,16 +66,29 @@ class SavedSeries:
             return
         for series_id, layout in zip(record.ids.tolist(), record.layouts.tolist(), strict=True):
             position = self._waiting.pop(series_id, None)
-            if position is not None and self._regions[position] == table.layouts[layout].region:
+            if position is None:
+                continue
+            is_same = self._regions[position] == table.layouts[layout].region
+            self._others += not is_same
+            self._same += is_same and bool(self._regions[position])
+            if is_same:
                 yield series_id, position
 
-    def unsharded(self, table: SeriesTable) -> Iterator[tuple[int, int]]:
-        """Yield id and saved position of the whole tensors that no record has had so far."""
+    def unseen(self, table: SeriesTable) -> Iterator[tuple[int, int]]:
+        """Yield id and saved position of the series that no record has had so far, for a checkpoint to keep them.
+
+        Shards are among them where all that were seen are those of before.
+        """
         self._look_at(table)
-        whole = {series_id: position for series_id, position in self._waiting.items() if not self._regions[position]}
-        for series_id, position in whole.items():
+        shards = self._same > 0 and not self._others
+        found = {i: position for i, position in self._waiting.items() if shards or not self._regions[position]}
+        for series_id, position in found.items():
             del self._waiting[series_id]
             yield series_id, position
+
+    def regions_of(self, table: SeriesTable) -> dict[int, str]:
+        """Return the saved regions of a table's series, by id."""
+        return {series_id: self._regions[position] for series_id, position in self.all_in(table)}
 
     def _look_at(self, table: SeriesTable) -> None:
         first, self._looked_at = self._looked_at, len(table.series)

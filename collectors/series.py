@@ -84,12 +84,13 @@ fifth, as schedules do; a change that has not lasted yet."""
 
 EULER_GAP = "euler_gap"
 """Prefix of `euler_gap.<module>.<side>`, the scalar of how far inner products are apart that a module's backward pass
-keeps where it computes what it should; a side is its first parameter, `input`, or `gradients` for both."""
+keeps where it computes what it should; `side` is its first parameter, `input`, or `gradients` for both."""
 
 GRADIENT_WRITES = "gradient_writes"
 """Prefix of `gradient_writes.<optimizer>`, the scalar of how often an update's gradients were written in place beyond
 once for each micro-step after the first; it has a row where it changes. `gradient_writes.<optimizer>.<parameter>` is of
-one that has been written so many times more than most others, as none was before, at `LASTING_WRITES` updates."""
+one that is written more often than most others, as it never was: 0 where that begins, and by how many times after the
+backward pass where it has lasted for `LASTING_WRITES` updates."""
 
 LOOKED_AT_EVERY = 4
 """Updates of which one looks at single gradients, until something is found: a look takes a core of a server 0.3 µs for
@@ -127,13 +128,17 @@ NO_OPTION = -math.inf
 """The value of an option's row where it has turned out to be the optimizer's own state."""
 
 OUTSIDE_WRITES = "outside_writes"
-"""Prefix of `outside_writes.<parameter>`, the scalar of a weight that something else than its optimizer's update has
-written to more often than ever: 1, and `LASTING_WRITES` where it has done so before that many updates in a row.
-`outside_writes` itself counts the weights where they are most of an optimizer's."""
+"""Prefix of `outside_writes.<parameter>`, the scalar, 1, of a weight that something other than its optimizer's update
+has written to more often than ever. `outside_writes` itself counts them where they are most of an optimizer's."""
+
+WRITTEN_NORM = "written_norm"
+WRITTEN_LARGEST = "written_largest"
+"""Prefixes of the scalars of such a weight's norm and largest magnitude, at a few updates once that has lasted for
+`LASTING_WRITES` updates."""
 
 LASTING_WRITES = 8
-"""Updates in a row before which a tensor is written more often than ever, as that becomes an alarm: who changes one by
-hand now and then does so at fewer."""
+"""Updates in a row before which a tensor is written more often than ever, as that may become an alarm: who changes one
+by hand now and then does so at fewer."""
 
 LOST_STATE = "lost_state"
 """The scalar of an optimizer that has fewer states than after its last update; its weights are read at once."""

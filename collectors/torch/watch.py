@@ -259,6 +259,7 @@ class TorchWatch(WatchedModel):
         self._first_passes.end()
         self._gradients.detach()
         self._activations.close()
+        self.model_state.close()
         self._inputs.batches.clear()
         for check in self._late_wrap_checks:
             check.close()

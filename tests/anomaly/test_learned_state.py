@@ -10,7 +10,7 @@ from step_records import Records
 from trainsentry.anomaly.detection import Detection
 from trainsentry.anomaly.rules.optimizer.learning_rate import LearningRateRule
 from trainsentry.anomaly.rules.registry import rules
-from trainsentry.collectors.series import Layout
+from trainsentry.collectors.series import Layout, Series
 
 W, G = ("fc.weight", "gradient"), ("fc.weight", "parameter")
 rng = np.random.default_rng(0)
@@ -120,3 +120,16 @@ def test_a_checkpoint_right_after_a_resume_keeps_what_whole_tensors_were():
     resumed = Detection(records.table)
     resumed.load(state)
     assert resumed.state()["count"] == state["count"]
+
+
+@pytest.mark.parametrize(("region", "kept"), [(FIRST, True), (LAST, False)], ids=["the same ranks", "others"])
+def test_a_checkpoint_before_a_shard_is_seen_again_keeps_it_if_others_are_where_they_were(region, kept):
+    records = Records()
+    records.layout = records.table.layout_id(FIRST)
+    detection, resumed = Detection(records.table), Detection(records.table)
+    healthy(records, detection, 40)
+    resumed.load(detection.state())
+    records.layout = records.table.layout_id(region)
+    resumed.judge(records.step(40, {W: 1.0}))
+    state = resumed.state()
+    assert (state["count"][records.table.known_id(Series(*G, module="fc"))] == 40) == kept

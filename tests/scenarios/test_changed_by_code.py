@@ -197,8 +197,8 @@ def pull_to_the_past(model):
 
 
 AGAIN = {
-    negate_gradient: ("gradient", "something writes to the gradient of head.weight once more before each update"),
-    pull_to_the_past: ("parameter", "something else than its optimizer writes to parameter head.weight"),
+    negate_gradient: ("gradient", "something writes to the gradient of head.weight one time more often"),
+    pull_to_the_past: ("parameter", "something other than its optimizer writes to parameter head.weight"),
 }
 
 

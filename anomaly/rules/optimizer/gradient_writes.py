@@ -13,7 +13,6 @@ from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
 from trainsentry.collectors.series import (
     GRADIENT,
     GRADIENT_WRITES,
-    LASTING_WRITES,
     LOOKED_AT_EVERY,
     STALE_UPDATE,
     Series,
@@ -30,7 +29,7 @@ LASTS: Final = 2
 """Steps that another count must last: an exception that the loop catches may cost one step its update."""
 
 ONE: Final = "writes of one"
-"""The statistic of a single gradient that is written oftener than the others."""
+"""The statistic of a single gradient that is written more often than the others."""
 
 
 @dataclass(slots=True)
@@ -69,6 +68,7 @@ class GradientWritesRule(Rule):
         self._has_stale = False
         self._first_step = -1
         self._counts: dict[str, _Count] = {}
+        self._began: dict[int, int] = {}  # the steps at which single gradients were first written more often
         self._update = arrays.series.column(np.int64, -1, of=lambda s: s.micro_step if s.quantity == GRADIENT else -1)
         self._step = self._updates = self._updates_before = self._joined = -1
 
@@ -81,7 +81,9 @@ class GradientWritesRule(Rule):
             series_id = int(record.ids[row])
             series, value = observed.table.series[series_id], float(record.values[row, VALUE])
             name = series.name.split(".", 2)[2:]
-            if name:
+            if name and not value:
+                self._began[series_id] = record.step
+            elif name:
                 single.append(self._of_one(series_id, name[0], value, record.step))
             else:
                 self._take(series, series_id, value, record.step)
@@ -96,8 +98,8 @@ class GradientWritesRule(Rule):
         )
 
     def _of_one(self, series_id: int, name: str, more: float, step: int) -> Finding:
-        """Return the finding of a gradient that something has written to for `LASTING_WRITES` updates."""
-        since = max(step - LASTING_WRITES + 1, 0)
+        """Return the finding of a gradient that something has written to again and again."""
+        since = self._began.get(series_id, step)
         detail = (GRADIENT_FLOW, self.name, ONE, more, 0.0, SCORE)
         where = {"step": since, "last_clean": max(since - LOOKED_AT_EVERY, -1), "passed_on": False}
         return Finding(series_id, -1, *detail, **where, name=name, quantity=GRADIENT)  # type: ignore[arg-type]
@@ -166,8 +168,8 @@ class GradientWritesRule(Rule):
         if anomaly.kind == STALE:
             return f"the optimizer's update at step {anomaly.step} used the gradients of the update before it again"
         if anomaly.statistic == ONE:
-            times = f"{anomaly.value:.0f} times" if anomaly.value > 1 else "once"
-            return f"something writes to {subject} {times} more before each update than to the other gradients"
+            times = f"{anomaly.value:.0f} times" if anomaly.value > 1 else "one time"
+            return f"something writes to {subject} {times} more often before each update than to the other gradients"
         more = round(anomaly.value - anomaly.expected) if isfinite(anomaly.value - anomaly.expected) else 0
         whose = "the gradients are" if anomaly.name == ALL else f"{subject} is"
         times = f"{abs(more)} time{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'less'} before each update"

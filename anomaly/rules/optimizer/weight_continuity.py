@@ -15,7 +15,7 @@ from trainsentry.anomaly.rules.precision import BITS, significant_bits
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, SeriesArrays, rows_where
 from trainsentry.collectors.record import StepRecord, as_index
-from trainsentry.collectors.series import LASTING_WRITES, OUTSIDE_WRITES, PARAMETER, UPDATE, Series
+from trainsentry.collectors.series import OUTSIDE_WRITES, PARAMETER, UPDATE, WRITTEN_LARGEST, WRITTEN_NORM, Series
 from trainsentry.collectors.statistics import MAX, MEAN, MIN, NORM, VALUE
 
 SCORE: Final = 80.0
@@ -65,6 +65,10 @@ embeddings, begins with the few that pass it first."""
 SAME_NORM: Final = 1e-5
 """Relative change of a norm that is none: a loop that holds a weight at a norm modifies it at each step by design."""
 
+WRITTEN: Final = (WRITTEN_NORM, WRITTEN_LARGEST)
+SIZES: Final = 3
+"""The scalars of the size of a weight that something writes to again and again, and how many of each come."""
+
 WRITES: Final = "writes"
 """The statistic of a weight whose modification is known by torch's count of writes alone."""
 
@@ -103,7 +107,7 @@ class WeightContinuityRule(Rule):
     """
 
     name: ClassVar[str] = "continuity"
-    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, UPDATE, OUTSIDE_WRITES})
+    quantities: ClassVar[frozenset[str]] = frozenset({PARAMETER, UPDATE, OUTSIDE_WRITES, WRITTEN_NORM, WRITTEN_LARGEST})
     statistics: ClassVar[frozenset[str]] = frozenset({"mean", "norm", "min", "max"})
     settles_ties: ClassVar[bool] = True
 
@@ -125,6 +129,9 @@ class WeightContinuityRule(Rule):
         self._moves, self._moved = series.column(bool), series.column(np.int64)
         self._spacing = arrays.layouts.column(np.float64, of=lambda layout: _spacing_of(layout.dtype))
         self._modified: dict[int, _Modification] = {}
+        self._is_size = series.column(bool, of=lambda s: s.scalar and s.name.partition(".")[0] in WRITTEN)
+        self._written_at: dict[str, int] = {}
+        self._sizes: dict[str, dict[str, list[float]]] = {}
         self._told: set[str] = set()  # weights of which more is known than that they were written to
 
     def judge(self, observed: Observed) -> list[Finding]:
@@ -149,7 +156,7 @@ class WeightContinuityRule(Rule):
             again = self._again_of.values[record.where]
             self._expected_after.values[again[again >= 0]] = NEVER
         self._told.update(observed.table.series[f.series_id].name for f in found if f.alarm)
-        return [*found, *self._written(observed)]
+        return [*found, *self._written(observed), *self._written_again(observed)]
 
     def _written(self, observed: Observed) -> list[Finding]:
         """Return the suspicions of weights that something else than their optimizer has written to."""
@@ -163,12 +170,30 @@ class WeightContinuityRule(Rule):
         return found
 
     def _written_to(self, record: StepRecord, row: int, name: str) -> Finding:
-        value = float(record.values[row, VALUE])
-        lasts = name != ALL and name not in self._told and value >= LASTING_WRITES
-        step = record.step - (int(value) - 1 if lasts else 0)
-        where = {"step": step, "last_clean": step - 1, "passed_on": False, "name": name, "quantity": PARAMETER}
-        detail = (SHIFT, self.name, WRITES, value, 0.0, SCORE)
-        return Finding(int(record.ids[row]), row, *detail, alarm=lasts, **where)  # type: ignore[arg-type]
+        self._written_at[name] = record.step
+        where = {"last_clean": record.step - 1, "passed_on": False, "name": name, "quantity": PARAMETER}
+        detail = (SHIFT, self.name, WRITES, float(record.values[row, VALUE]), 0.0, SCORE)
+        return Finding(int(record.ids[row]), row, *detail, alarm=False, **where)  # type: ignore[arg-type]
+
+    def _written_again(self, observed: Observed) -> list[Finding]:
+        """Return the weights that something writes to again and again, and not to hold them at a norm or a bound."""
+        record, found = observed.record, []
+        for row in rows_where(self._is_size.values[record.where]).tolist():
+            series_id, size = int(record.ids[row]), float(record.values[row, VALUE])
+            prefix, _, name = observed.table.series[series_id].name.partition(".")
+            sizes = self._sizes.setdefault(name, {}).setdefault(prefix, [])
+            sizes.append(size)
+            known = self._sizes[name]
+            if prefix != WRITTEN_LARGEST or min(len(known.get(p, ())) for p in WRITTEN) < SIZES:
+                continue
+            del self._sizes[name]
+            is_held = any(max(s) - min(s) <= SAME_NORM * max(s) for s in known.values())
+            if not is_held and name not in self._told:
+                since = self._written_at.get(name, record.step)
+                where = {"step": since, "last_clean": since - 1, "passed_on": False}
+                detail = (SHIFT, self.name, WRITES, sizes[-1], sizes[0], SCORE)
+                found.append(Finding(series_id, row, *detail, **where, name=name, quantity=PARAMETER))  # type: ignore[arg-type]
+        return found
 
     def _expect(self, record: StepRecord, updates: Any, numel: Floats) -> None:
         """Note the means that weights should have after their updates."""
@@ -302,7 +327,7 @@ class WeightContinuityRule(Rule):
                 "was loaded, or other weights were swapped in"
             )
         if anomaly.statistic == WRITES and anomaly.alarm:
-            return f"something else than its optimizer writes to parameter {anomaly.name} before each update"
+            return f"something other than its optimizer writes to parameter {anomaly.name} before each update"
         if anomaly.statistic == WRITES:
             return f"parameter {anomaly.name} was written outside the optimizer update before step {anomaly.step}"
         if anomaly.kind == FROZEN:

@@ -30,8 +30,8 @@ class GradientWrites:
     Autograd accumulates a gradient in place once for each micro-step after the first; unscaling and clipping write once
     more each. torch counts these writes in the tensor's version. What remains without the micro-steps is the same at
     every update of a training loop, unless gradients are kept from the step before, accumulated twice, zeroed between
-    micro-steps, or no longer clipped. One that is written oftener than the others has a row of its own. Compiled code
-    writes as its compiler likes, so beside it nothing is counted.
+    micro-steps, or no longer clipped. One that is written more often than the others has a row of its own. Compiled
+    code writes as its compiler likes, so beside it nothing is counted.
     """
 
     def __init__(self, rows: StepRows, names: ModelNames) -> None:
@@ -58,6 +58,11 @@ class GradientWrites:
     def newest_count(self) -> str:
         """Return the count of the newest update as a text; empty where it was not counted."""
         return _text([writes for _, writes in self._known.values()]) if len(self._known) == 1 else ""
+
+    def close(self) -> None:
+        """Take away what is hooked."""
+        for versions in self._versions.values():
+            versions.close()
 
     def read(self, optimizer: Optimizer, micro_steps: int) -> None:
         """Count the writes before an update that `micro_steps` backward passes precede."""

@@ -49,6 +49,10 @@ class ModelState:
             rows, lambda: chain(*(chunk.parameters() for chunk in optimized.names.chunks)), self._unheld.note_left
         )
 
+    def close(self) -> None:
+        """Take away what is hooked."""
+        self._gradient_writes.close()
+
     def open_step(self) -> None:
         """Begin a step."""
         self._steps += 1

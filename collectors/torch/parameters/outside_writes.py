@@ -1,4 +1,4 @@
-"""Notes weights that something else than their optimizer's update has written to, without reading their values."""
+"""Notes weights that something other than their optimizer's update has written to, without reading their values."""
 
 import operator
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ them, and tables with a largest norm write at each step."""
 class LastingWrites:
     """Follows tensors that are written more often than ever, by their places.
 
-    `since` has the most writes of each until then, and for how many updates it has had more; `due` has the places, and
-    those numbers, where that has just lasted long enough.
+    `since` has the most writes of each until then, and for how many updates it has had more; `due` has the places where
+    that has just lasted long enough.
     """
 
     since: dict[int, tuple[int, int]] = field(default_factory=dict)
-    due: list[tuple[int, int]] = field(default_factory=list)
+    due: list[int] = field(default_factory=list)
 
     def note(self, written: Sequence[int], most: Sequence[int], more: Sequence[int]) -> None:
         """Take in the writes before an update, and which are `more` than the `most` of each tensor so far.
@@ -34,8 +34,8 @@ class LastingWrites:
             return
         lasts = {i: (limit, times + 1) for i, (limit, times) in self.since.items() if written[i] > limit}
         self.since = {i: (most[i], 1) for i in more} | lasts
-        self.due = [(i, limit) for i, (limit, times) in self.since.items() if times == LASTING_WRITES]
-        for place, _ in self.due:
+        self.due = [i for i, (_, times) in self.since.items() if times == LASTING_WRITES]
+        for place in self.due:
             del self.since[place]
 
     def end(self) -> None:

@@ -1,5 +1,6 @@
 """Notes weights that an optimizer's step leaves unwritten, or that something else writes, without reading values."""
 
+import math
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +14,12 @@ from torch.optim import Optimizer
 from trainsentry.collectors.series import (
     FROZEN_WEIGHT,
     KEPT,
-    LASTING_WRITES,
     MADE_CONSTANT,
     MOST_FROZEN,
     OUTSIDE_WRITES,
     UNWRITTEN,
+    WRITTEN_LARGEST,
+    WRITTEN_NORM,
     Series,
 )
 from trainsentry.collectors.shared.made_constant import made_constant
@@ -26,7 +28,7 @@ from trainsentry.collectors.torch.hooks.compiler import has_compiled
 from trainsentry.collectors.torch.parameters.gradient_reader import gradient_of
 from trainsentry.collectors.torch.parameters.outside_writes import OutsideWrites
 from trainsentry.collectors.torch.parameters.readers import state_of
-from trainsentry.collectors.torch.rows.local_tensor import version_of
+from trainsentry.collectors.torch.rows.local_tensor import is_readable, local, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 from trainsentry.collectors.torch.sharding.dtensor import is_dtensor
 from trainsentry.collectors.torch.sharding.local_shards import NamedParameter
@@ -39,6 +41,9 @@ FROZEN_BY_MISTAKE: Final = 0.5
 
 MOST_AT_ONCE: Final = 0.25
 """Share of an optimizer's weights up to which each is told of that something else has written to."""
+
+LOOKS: Final = 3
+"""Updates at which such a weight is looked at: one that is held at a bound has the same size at each."""
 
 _VERSION: Final = operator.attrgetter("_version")
 
@@ -63,6 +68,7 @@ class _Known:
     left_at: dict[int, int] = field(default_factory=dict)
     has_frozen: bool = False
     outside: OutsideWrites = field(default_factory=OutsideWrites)
+    looked_at: dict[int, int] = field(default_factory=dict)
 
     def changes(self) -> list[Any]:
         """Return torch's counts of changes of all weights now."""
@@ -93,8 +99,9 @@ class WeightWrites:
     gradient, whatever its learning rate; a weight without one may rest, as that of an expert without tokens does, but
     one that requires no gradient any more was frozen. Where an update writes to none, there is one row, `unwritten`:
     they have gradients, or the model has other weights in their places. `in_model` returns the parameters that the
-    model has now; `note_left` takes the weights without a gradient, which others may have replaced. What something else
-    than the update has written to is told of as `outside_writes.<parameter>`, or `outside_writes` for most of them.
+    model has now; `note_left` takes the weights without a gradient, which others may have replaced. What something
+    other than the update has written to is told of as `outside_writes.<parameter>`, or `outside_writes` for most of
+    them; where that goes on, `written_norm.<parameter>` and `written_largest.<parameter>` tell its size.
     LBFGS stops writing where it has converged, and compiled code writes as its compiler likes, so nothing is noted of
     them.
     """
@@ -121,8 +128,8 @@ class WeightWrites:
             known = self._known[optimizer] = _Known(owned, parameters, any(map(is_dtensor, parameters)))
         known.marks = known.look_at(optimizer)
         changes = known.marks if known.steps is None else known.changes()
-        self._note_outside(known, known.outside.more_often(changes), 1)
-        self._note_outside(known, [i for i, _ in known.outside.lasting.due], LASTING_WRITES)
+        self._note_outside(known, known.outside.more_often(changes))
+        self._note_lasting(known, known.outside.lasting.due)
         if known.steps is not None:  # a fused update leaves the counts as they are
             known.outside.counts = changes
 
@@ -167,20 +174,35 @@ class WeightWrites:
             for named in frozen:
                 self._append(f"{UNWRITTEN}.{named.name}", named.module, FROZEN_WEIGHT)
 
-    def _note_outside(self, known: _Known, written: list[int], updates: int) -> None:
-        """Append what something else writes to since so many updates: each of a few weights, or one row for most."""
+    def _note_outside(self, known: _Known, written: list[int]) -> None:
+        """Append what something else has written to: each weight of a few, or one row for most of them."""
         if len(written) <= max(1, MOST_AT_ONCE * len(known.owned)):
             for named in (known.owned[i] for i in written):
-                self._append(f"{OUTSIDE_WRITES}.{named.name}", named.module, float(updates))
-        elif 2 * len(written) > len(known.owned) and updates == 1:
+                self._append(f"{OUTSIDE_WRITES}.{named.name}", named.module, 1.0)
+        elif 2 * len(written) > len(known.owned):
             self._append(OUTSIDE_WRITES, "", float(len(written)))
+
+    def _note_lasting(self, known: _Known, due: list[int]) -> None:
+        """Append the sizes of weights that something else writes to again and again, at some updates."""
+        if due and len(due) <= max(1, MOST_AT_ONCE * len(known.owned)):
+            known.looked_at |= dict.fromkeys(due, LOOKS)
+        for place, left in list(known.looked_at.items()):
+            known.looked_at[place] -= 1
+            if left == 1:
+                del known.looked_at[place]
+            named = known.owned[place]
+            part = local(named.parameter)
+            if part.numel() and is_readable(part) and part.is_floating_point():
+                largest = torch.linalg.vector_norm(part, math.inf)
+                self._append(f"{WRITTEN_NORM}.{named.name}", named.module, torch.linalg.vector_norm(part))
+                self._append(f"{WRITTEN_LARGEST}.{named.name}", named.module, largest)
 
     def tell_constants(self, parameters: list[NamedParameter], modules: Iterable[NamedModule]) -> None:
         """Append a row for each parameter that a module of the model's own has made without a gradient."""
         for series in made_constant(parameters, modules, lambda p: not p.own.requires_grad, _is_layer):
             self.rows.add_scalar(self.rows.table.series_id(series), MADE_CONSTANT)
 
-    def _append(self, name: str, module: str, value: float) -> None:
+    def _append(self, name: str, module: str, value: float | Tensor) -> None:
         series = Series(name, name, module=module, scalar=True)
         self.rows.add_scalar(self.rows.table.series_id(series), value)
 

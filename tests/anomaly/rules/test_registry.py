@@ -39,6 +39,8 @@ from trainsentry.collectors.series import (
     UNKNOWN_REGION,
     UNWRITTEN,
     UPDATED_PARAMETERS,
+    WRITTEN_LARGEST,
+    WRITTEN_NORM,
     Layout,
 )
 from trainsentry.collectors.statistics import NORM, STATISTICS
@@ -60,6 +62,8 @@ SWITCHES = {
     UNWRITTEN,
     OUTSIDE_WRITES,
     EULER_GAP,
+    WRITTEN_LARGEST,
+    WRITTEN_NORM,
 }
 SCALARS = {LEARNING_RATE, OPTIMIZER_RATE, UPDATED_PARAMETERS, "loss", "grad_norm", *SWITCHES}
 SERIES = [

@@ -75,8 +75,8 @@ def test_an_update_with_gradients_that_were_used_is_told_once_unless_the_run_beg
 def test_a_single_gradient_that_is_written_oftener_is_named(alone):
     records, of_one = Records(), ("gradient_writes.0.blocks.1.fc.weight",) * 2
     rule, found = alone(GradientWritesRule, records.table), []
-    for step in range(120):
-        found += rule(records.step(step, {0: {COUNT: 0.0}, 97: {of_one: 1.0}}.get(step, {})))
+    for step in range(140):
+        found += rule(records.step(step, {0: {COUNT: 0.0}, 90: {of_one: 0.0}, 130: {of_one: 1.0}}.get(step, {})))
     [one] = found
     assert (one.name, one.quantity, one.kind) == ("blocks.1.fc.weight", "gradient", "gradient_flow")
     assert (one.step, one.last_clean) == (90, 86)

@@ -294,9 +294,24 @@ def test_complex_weights_are_left_alone(alone):
     assert not [f for step in range(100) for f in weights.step(step, {"a": 0.01} if step == 50 else {})]
 
 
-@pytest.mark.parametrize(("updates", "step", "alarm"), [(1, 40, False), (8, 33, True)])
-def test_a_weight_that_something_writes_to_again_and_again_is_an_alarm(alone, updates, step, alarm):
-    records, written = Records(), ("outside_writes.0.weight",) * 2
-    rule = alone(WeightContinuityRule, records.table)
-    found = [f for s in range(50) for f in rule(records.step(s, {written: float(updates)} if s == 40 else {}))]
-    assert [(f.name, f.step, f.alarm) for f in found] == [("0.weight", step, alarm)]
+@pytest.mark.parametrize(
+    ("norms", "largest", "found"),
+    [
+        ((4.0, 4.1, 4.2), (1.0, 1.1, 1.2), True),
+        ((4.0, 4.0, 4.0), (1.0, 1.1, 1.2), False),
+        ((4, 4.1, 4.2), (1,) * 3, False),
+    ],
+    ids=["pulled", "held at a norm", "held at a bound"],
+)
+def test_a_weight_that_something_writes_to_again_and_again_is_an_alarm_unless_it_is_held(alone, norms, largest, found):
+    """By default weights are sampled too seldom for their means to tell."""
+    records = Records()
+    rule, told = alone(WeightContinuityRule, records.table), []
+    for step in range(60):
+        given = {("outside_writes.0.weight",) * 2: 1.0} if step == 30 else {}
+        if 41 <= step < 44:
+            given = {("written_norm.0.weight",) * 2: float(norms[step - 41])}
+            given |= {("written_largest.0.weight",) * 2: float(largest[step - 41])}
+        told += rule(records.step(step, given))
+    assert {(f.name, f.step or 30) for f in told} == {("0.weight", 30)}
+    assert [f.alarm for f in told] == [False, True][: 1 + found]

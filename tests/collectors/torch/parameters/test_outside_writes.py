@@ -7,6 +7,7 @@ from weight_loop import WeightLoop
 from trainsentry.collectors.series import LASTING_WRITES
 from trainsentry.collectors.torch.parameters import weight_writes
 from trainsentry.collectors.torch.parameters.outside_writes import LEARNED
+from trainsentry.collectors.torch.parameters.weight_writes import LOOKS
 
 BEFORE = LEARNED + 5
 
@@ -54,14 +55,16 @@ def test_what_was_written_is_told_once_at_its_own_step(make, write, told):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_a_weight_that_is_written_before_many_updates_in_a_row_is_told_of_again(make):
-    """As one that is pulled to its average after each update."""
+def test_the_size_of_a_weight_that_is_written_before_many_updates_in_a_row_is_told(make):
+    """As one that is pulled to its average after each update, or is held at a bound."""
     loop = make_loop(make)
     assert not any(loop.step() for _ in range(BEFORE))
     told = [loop.step(one) for _ in range(3 * LASTING_WRITES)]
+    sizes = told[LASTING_WRITES - 1 : LASTING_WRITES - 1 + LOOKS]
     assert told[0] == {"outside_writes.1.weight": 1.0}
-    assert told[LASTING_WRITES - 1] == {"outside_writes.1.weight": float(LASTING_WRITES)}
-    assert not any(told[1 : LASTING_WRITES - 1] + told[LASTING_WRITES:])
+    assert all(set(t) == {"written_norm.1.weight", "written_largest.1.weight"} for t in sizes)
+    assert sizes[0]["written_norm.1.weight"] > sizes[0]["written_largest.1.weight"] > 0
+    assert not any(told[1 : LASTING_WRITES - 1] + told[LASTING_WRITES - 1 + LOOKS :])
 
 
 def test_most_weights_that_are_written_before_each_update_are_the_loops_own():
