@@ -77,7 +77,7 @@ class EulerGapRule(Rule):
             if not math.isfinite(gap):
                 continue
             if self._breaks(series_id, gap):
-                broken.setdefault(series.module, []).append(self._finding(record, row, series, gap))
+                broken.setdefault(_module_of(series), []).append(self._finding(record, row, series, gap))
             else:
                 self._step.values[series_id] = record.step
         return [_of_module(module, found) for module, found in broken.items()]
@@ -97,10 +97,10 @@ class EulerGapRule(Rule):
 
     def _finding(self, record: StepRecord, row: int, series: Series, gap: float) -> Finding:
         series_id = int(record.ids[row])
-        side = series.name.rpartition(".")[2]
-        name, quantity = f"{series.module}.{side}".lstrip("."), GRADIENT
+        module, side = _module_of(series), series.name.rpartition(".")[2]
+        name, quantity = f"{module}.{side}".lstrip("."), GRADIENT
         if side in {INPUT, GRADIENTS}:
-            name, quantity = f"{series.module}.input.0".lstrip("."), ACTIVATION_GRAD_INPUT
+            name, quantity = f"{module}.input.0".lstrip("."), ACTIVATION_GRAD_INPUT
         statistic, before = EACH_OTHER if side == GRADIENTS else "gap", float(self._largest.values[series_id])
         detail = (GRADIENT_FLOW, self.name, statistic, gap, before, SCORE)
         where = {"last_clean": int(self._step.values[series_id]), "passed_on": False}
@@ -126,6 +126,10 @@ class EulerGapRule(Rule):
             f"{subject}, as the module's own backward pass computes it at step {anomaly.step}, no longer fits the "
             f"module's output and its gradient: {gap}"
         )
+
+
+def _module_of(series: Series) -> str:
+    return series.name.partition(".")[2].rpartition(".")[0]
 
 
 def _of_module(module: str, found: list[Finding]) -> Finding:

@@ -13,7 +13,14 @@ from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.rules.scalars.declared_changes import DECLARED, DeclaredChanges
 from trainsentry.anomaly.rules.scalars.loss_above_start import LOSS
 from trainsentry.anomaly.series_arrays import SeriesArrays, rows_where
-from trainsentry.collectors.series import Series
+from trainsentry.collectors.series import (
+    EULER_GAP,
+    RECOMPUTED,
+    RECOMPUTED_GRADIENT,
+    WRITTEN_LARGEST,
+    WRITTEN_NORM,
+    Series,
+)
 from trainsentry.collectors.statistics import VALUE
 
 SCORE: Final = 60.0
@@ -56,6 +63,9 @@ NO_GOALS: Final = frozenset({"loss", "rejected", "std", "length", "steps", "pena
 
 NO_PARTS: Final = frozenset({"scale", "scaler", "weight", "coef", "coefficient"})
 """Words in the names of numbers that only belong to a loss."""
+
+OF_MODULES: Final = frozenset({EULER_GAP, RECOMPUTED, RECOMPUTED_GRADIENT, WRITTEN_NORM, WRITTEN_LARGEST})
+"""First words of the monitor's own numbers of single tensors and modules, which other rules judge."""
 
 
 @dataclass(slots=True)
@@ -134,7 +144,7 @@ class LoggedNumbersRule(Rule):
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._declared, self._step = arrays.shared(DeclaredChanges), -1
-        self._is_logged = arrays.series.column(bool, of=lambda s: s.scalar)
+        self._is_logged = arrays.series.column(bool, of=_is_logged)
         self._is_part = arrays.series.column(bool, of=_is_part_of_loss)
         self._is_goal = arrays.series.column(bool, of=_is_goal)
         self._numbers: dict[int, _Number] = {}
@@ -190,6 +200,10 @@ class LoggedNumbersRule(Rule):
             )
         largest = f"the largest before ({anomaly.expected:.4g})"
         return f"{subject} is {anomaly.value:.4g}, and more than {BEYOND:g} times {largest} {since}"
+
+
+def _is_logged(series: Series) -> bool:
+    return series.scalar and series.name.partition(".")[0] not in OF_MODULES
 
 
 def _is_part_of_loss(series: Series) -> bool:

@@ -25,6 +25,12 @@ def test_a_random_number_that_stands_still_is_told_with_the_first_step_of_it(alo
     assert run(alone, lambda s, noise: rest if s >= AT else 1e-4 * noise) == [(AT + REPEATS, AT, "stale")]
 
 
+def test_the_monitors_own_numbers_of_modules_are_judged_by_others(alone):
+    """A gap that is often exactly zero, of a module that is named after the loss."""
+    assert run(alone, lambda s, noise: 0.0 if s >= AT else 1e-7 * noise, "euler_gap.loss_head.weight") == []
+    assert run(alone, lambda s, noise: noise * (11 if s >= AT else 1), "euler_gap.loss_head.weight") == []
+
+
 @pytest.mark.parametrize(
     "value_of",
     [
