@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 from two_families import FAMILIES, FAULT, train
 
-from trainsentry.collectors.torch.passes import gradient_products
+from trainsentry.collectors.torch.hooks import activations
 
 STEPS = FAULT + 40
 
@@ -14,7 +14,7 @@ STEPS = FAULT + 40
 @pytest.fixture(autouse=True)
 def no_compiled_backward(monkeypatch):
     """Another test of this process may have compiled one, after which nothing is looked at."""
-    monkeypatch.setattr(gradient_products, "backward_is_compiled", lambda: False)
+    monkeypatch.setattr(activations, "backward_is_compiled", lambda: False)
 
 
 class _Linear(torch.autograd.Function):

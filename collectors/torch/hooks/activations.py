@@ -84,7 +84,7 @@ class ActivationHooks:
         self.entrances = Entrances()
         self._recomputed = RecomputedCalls()
         self._repeated = RepeatedCalls(rows, guard, enabled=settings.recompute)
-        self._products = GradientProducts(rows, guard, enabled=settings.recompute and settings.backward)
+        self._products = GradientProducts(rows, guard, _may_look, enabled=settings.recompute and settings.backward)
         self.operations = OperationChanges(rows, guard, enabled=settings.operations)
         self._visits = CompiledVisits()
         self._inner_ran = False
@@ -240,7 +240,7 @@ class ActivationHooks:
                 self.inputs.read(named, tensors_in_call(args, kwargs), self.passes, sampling=True)
         if self.passes.recording:
             self._repeated.enter(named, args, kwargs)
-            self._products.enter(named, args, kwargs)
+            self._products.enter(named, tensors_in_call(args, kwargs))
         if getattr(named.module, "inplace", False):
             self.rows.read_gathered()
 
@@ -369,6 +369,11 @@ class ActivationHooks:
         if call < MAX_CALLS and micro_step < MAX_MICRO_STEPS:
             side, _, within = path.partition(".")
             self.rows.add(self.passes.series(site.named, side, within, call, micro_step, gradient=True), gradient)
+
+
+def _may_look() -> bool:
+    """Whether the gradients that a node computes may be looked at: a hook on it is part of a compiled graph."""
+    return not (changes_operations() or backward_is_compiled())
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes three times as long to make

@@ -1,6 +1,6 @@
 """Compares the gradients that a module's backward pass computes with its forward pass, in the modules by turns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Final
@@ -12,13 +12,10 @@ from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.series import EULER_GAP, Series
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.torch.device.registry import stream_is_captured
-from trainsentry.collectors.torch.hooks.active_modes import changes_operations
-from trainsentry.collectors.torch.hooks.compiler import backward_is_compiled
-from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in_call
 from trainsentry.collectors.torch.passes.inner_products import (
     FLOATS,
-    Kept,
     ModuleCall,
+    Operand,
     is_own,
     keeps_its_input,
     operation_of,
@@ -55,12 +52,13 @@ class GradientProducts:
     What module keeps which identity is left to the rule; only normalizations are known to be of no degree in their
     input. A few modules have their turn in each sampled step. The gradients are those that autograd's node has got and
     returned in this pass, so neither other uses of a tensor nor other ranks have a part in them. A module's input and
-    output are kept until then. Nothing waits for the device.
+    output are kept until then. Nothing waits for the device, and nothing is looked at where `may_look` says no.
     """
 
-    def __init__(self, rows: StepRows, guard: Guard, *, enabled: bool) -> None:
+    def __init__(self, rows: StepRows, guard: Guard, may_look: Callable[[], bool], *, enabled: bool) -> None:
         self.rows = rows
         self.guard = guard
+        self.may_look = may_look
         self.enabled = enabled
         self.generation = 0
         self._modules: list[NamedModule] = []
@@ -68,7 +66,7 @@ class GradientProducts:
         self._has_begun = False
         self._chosen: dict[str, NamedModule] = {}
         # By module and thread, as replicas of a model run beside each other: the input, and its node of autograd.
-        self._inputs: dict[tuple[str, int], tuple[Kept, Any]] = {}
+        self._inputs: dict[tuple[str, int], tuple[Operand, Any]] = {}
 
     def choose_among(self, modules: Sequence[NamedModule]) -> None:
         """Take turns among the innermost ones of these modules, except those that keep no identity."""
@@ -92,15 +90,15 @@ class GradientProducts:
         self._chosen.clear()
         self._inputs.clear()
 
-    def enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Keep the input of a chosen module's call."""
+    def enter(self, named: NamedModule, given: Iterable[tuple[str, Tensor]]) -> None:
+        """Keep the input of a chosen module's call, the first of the tensors that it is given."""
         if named.name in self._chosen and torch.is_grad_enabled():
-            self.guard.run(PART, self._keep, named, args, kwargs)
+            self.guard.run(PART, self._keep, named, given)
 
-    def _keep(self, named: NamedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = next((tensor for _, tensor in tensors_in_call(args, kwargs)), None)
+    def _keep(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        given = next((tensor for _, tensor in tensors), None)
         if given is not None and are_plain([given.detach()]):
-            self._inputs[named.name, get_ident()] = Kept(given.detach(), version_of(given)), given.grad_fn
+            self._inputs[named.name, get_ident()] = Operand(given.detach(), version_of(given)), given.grad_fn
 
     def leave(self, named: NamedModule, output: Any) -> None:
         """Have the products of a chosen module's call computed once its gradients are there."""
@@ -111,7 +109,7 @@ class GradientProducts:
         given, before = self._inputs.pop((named.name, get_ident()), (None, None))
         if self._chosen.pop(named.name, None) is not named or given is None:
             return
-        if changes_operations() or backward_is_compiled() or stream_is_captured():
+        if not self.may_look() or stream_is_captured():
             return
         if not isinstance(output, Tensor) or output.grad_fn is None or not are_plain([output.detach()]):
             return
@@ -119,7 +117,7 @@ class GradientProducts:
         own = own_parameters(node, named.module) if node is not None else None
         if own is not None and (own or is_own(node) or type(named.module) in FIRST_DEGREE):
             has_input = keeps_its_input(node, own) or self._takes(given.tensor)
-            kept = Kept(output.detach(), version_of(output)) if self._takes(output) else None
+            kept = Operand(output.detach(), version_of(output)) if self._takes(output) else None
             call = ModuleCall(own, given if has_input else None, kept)
             node.register_hook(_BackwardHook(self, named, call, self.generation))
 
@@ -132,7 +130,7 @@ class GradientProducts:
     def compare(self, named: NamedModule, call: ModuleCall, used: Sequence[Any], arrived: Sequence[Any]) -> None:
         """Append the gaps of a call, whose node has `arrived` gradients and has returned the `used` ones."""
         gradients = [x for x in (*used, *arrived) if x is not None]
-        if changes_operations() or stream_is_captured() or not are_plain(gradients):
+        if not self.may_look() or stream_is_captured() or not are_plain(gradients):
             return
         if any(x.dtype not in FLOATS for x in gradients):
             return

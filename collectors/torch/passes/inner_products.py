@@ -38,14 +38,14 @@ FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Operand:
     """A leaf, or a tensor without its graph, and its count of writes as it was kept."""
 
     tensor: Tensor
     version: int | None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Kept":
+    def of(cls, tensor: Tensor) -> "Operand":
         """Keep a tensor as it is now; of a leaf the very one, whose memory sharded training may change."""
         return cls(tensor if tensor.is_leaf else tensor.detach(), version_of(tensor))
 
@@ -65,7 +65,7 @@ class OwnParameter:
     name: str
     place: int
     is_transposed: bool
-    kept: Kept
+    kept: Operand
 
     @property
     def is_matrix(self) -> bool:
@@ -78,8 +78,8 @@ class ModuleCall:
     """A module's call, without its graph: a node of autograd may not keep what keeps the node."""
 
     own: Sequence[OwnParameter]
-    given: Kept | None
-    output: Kept | None
+    given: Operand | None
+    output: Operand | None
 
     def gaps(self, used: Sequence[Tensor | None], arrived: Sequence[Tensor | None]) -> dict[str, Tensor]:
         """Return by how much products part that should be equal, in the size of unrelated ones; tensors of shape ().
@@ -111,7 +111,7 @@ class _Products:
 
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def of(self, kept: Kept | None, gradients: Iterable[Tensor | None]) -> int | None:
+    def of(self, kept: Operand | None, gradients: Iterable[Tensor | None]) -> int | None:
         """Take in a tensor with its only gradient; return their place, None where they cannot be compared."""
         found = [g for g in gradients if g is not None]
         if kept is None or len(found) != 1 or found[0].numel() != kept.tensor.numel() or not found[0].numel():
@@ -177,7 +177,7 @@ def own_parameters(node: Any, module: nn.Module) -> list[OwnParameter] | None:
     for place, (before, _) in enumerate(node.next_functions):
         variable, is_transposed = _variable_of(before)
         if variable is not None and id(variable) in names:
-            found.append(OwnParameter(names[id(variable)], place, is_transposed, Kept.of(variable)))
+            found.append(OwnParameter(names[id(variable)], place, is_transposed, Operand.of(variable)))
     return sorted(found, key=lambda own: not own.is_matrix) if len(found) == len(names) else None
 
 

@@ -15,6 +15,7 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
+from trainsentry.collectors.torch.hooks import activations
 from trainsentry.collectors.torch.passes import gradient_products, inner_products
 from trainsentry.collectors.torch.passes.gradient_products import GradientProducts
 from trainsentry.collectors.torch.rows.step_rows import StepRows
@@ -23,18 +24,18 @@ from trainsentry.collectors.torch.rows.step_rows import StepRows
 @pytest.fixture(autouse=True)
 def no_compiled_backward(monkeypatch):
     """Another test of this process may have compiled one, after which nothing is looked at."""
-    monkeypatch.setattr(gradient_products, "backward_is_compiled", lambda: False)
+    monkeypatch.setattr(activations, "backward_is_compiled", lambda: False)
 
 
 def gaps_of(module, *given, write=lambda given, output: None, autocast=False):
     """Return the gaps of one pass through a module, by their sides."""
     rows, named = StepRows(SeriesTable()), NamedModule("m", module, 0)
-    products = GradientProducts(rows, Guard(strict=True), enabled=True)
+    products = GradientProducts(rows, Guard(strict=True), lambda: True, enabled=True)
     products.choose_among([named])
     products.open_step(sampling=True)  # nothing is looked at in the first
     products.open_step(sampling=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        products.enter(named, given, {})
+        products.enter(named, [("0", x) for x in given])
         output = module(*given)
         products.leave(named, output)
         loss = (output * torch.randn(output.shape, generator=torch.Generator().manual_seed(7))).sum()
@@ -204,11 +205,11 @@ def test_modules_of_which_too_little_is_known_are_passed_by(make):
     given = torch.randn(6, 16, dtype=next(layer.parameters(), torch.zeros(1)).dtype)
     given.requires_grad_(not list(layer.parameters()) or isinstance(layer, nn.GRU))
     named = NamedModule("m", layer, 0)
-    products = GradientProducts(StepRows(SeriesTable()), Guard(strict=True), enabled=True)
+    products = GradientProducts(StepRows(SeriesTable()), Guard(strict=True), lambda: True, enabled=True)
     products.choose_among([named])
     products.open_step(sampling=True)  # nothing is looked at in the first
     products.open_step(sampling=True)
-    products.enter(named, (given,), {})
+    products.enter(named, [("0", given)])
     output = layer(given)
     products.leave(named, output)
     (output[0] if isinstance(output, tuple) else output * 1).sum().backward()
@@ -235,13 +236,16 @@ def test_an_input_that_autocast_copies_is_not_kept_for_nothing(monkeypatch):
 
 
 def test_a_pass_without_a_backward_pass_keeps_no_memory():
-    layer, products = nn.Linear(16, 16), GradientProducts(StepRows(SeriesTable()), Guard(strict=True), enabled=True)
+    layer, products = (
+        nn.Linear(16, 16),
+        GradientProducts(StepRows(SeriesTable()), Guard(strict=True), lambda: True, enabled=True),
+    )
     named = NamedModule("m", layer, 0)
     products.choose_among([named])
     products.open_step(sampling=True)  # nothing is looked at in the first
     products.open_step(sampling=True)
     given = torch.randn(4, 16)
-    products.enter(named, (given,), {})
+    products.enter(named, [("0", given)])
     output = layer(given)
     products.leave(named, output)
     kept = weakref.ref(output)
