@@ -161,6 +161,12 @@ def test_what_was_overwritten_meanwhile_has_no_part_in_it():
     assert set(gaps_of(nn.Dropout(0.5), given, write=lambda x, _: x.mul_(2))) == set()
 
 
+tells_default_hooks = pytest.mark.skipif(
+    not inner_products.TELLS_DEFAULT_HOOKS, reason="this torch does not tell of hooks of saved tensors"
+)
+
+
+@tells_default_hooks
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_large_outputs_the_gradients_are_compared_with_each_other(monkeypatch, dtype):
     torch.manual_seed(0)
@@ -228,6 +234,7 @@ def test_embeddings_whose_gradients_leave_something_out_are_passed_by(which):
     assert gaps_of(nn.Embedding(40, 16, **which), TOKENS) == {}
 
 
+@tells_default_hooks
 def test_an_input_that_autocast_copies_is_not_kept_for_nothing(monkeypatch):
     monkeypatch.setattr(gradient_products, "MOST_BYTES", 1000)
     layer, given = nn.Linear(64, 64), draw(96, 64)
