@@ -83,14 +83,14 @@ class Columns(Generic[Item]):
 
     def grow(self) -> None:
         """Take in the items that were added since the last call."""
-        if len(self.items) == self._size:
+        size = len(self.items)
+        if size == self._size:
             return
-        start, new = self._size, self.items[self._size :]
-        self._size = len(self.items)
         for note in self._before:
-            note(start, new)
+            note(self._size, self.items[self._size : size])
         for column in self._columns:
-            column.extend(new)
+            column.extend(self.items[column.values.shape[-1] : size])
+        self._size = size  # last: what a Ctrl-C has cut off goes on at the next call
 
 
 class SeriesArrays:

@@ -70,3 +70,22 @@ def test_what_several_rules_compute_is_made_once_for_each_table():
     make = lambda of: [of]  # noqa: E731
     assert arrays.shared(make) is arrays.shared(make)
     assert (arrays.shared(make)[0], other.shared(make)[0]) == (arrays, other)
+
+
+def test_growth_that_is_interrupted_goes_on_at_the_next_call():
+    items = ["a"]
+    columns = Columns(items)
+    first, second = columns.column(np.int64, 1), columns.column(np.int64, of=_length_or_interrupt)
+    columns.grow()
+    items.append("stop")
+    with pytest.raises(KeyboardInterrupt):
+        columns.grow()
+    items[1] = "bc"
+    columns.grow()
+    assert (first.values.tolist(), second.values.tolist()) == ([1, 1], [1, 2])
+
+
+def _length_or_interrupt(item):
+    if item == "stop":
+        raise KeyboardInterrupt
+    return len(item)

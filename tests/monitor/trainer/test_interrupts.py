@@ -63,9 +63,9 @@ def train(out, interruptions):
 def counted(records, step):
     """Rows by quantity; a step whose optimizer was cut off before it began has two forward passes, and both count.
 
-    Modules take turns at being computed again, and what an interrupted step left in gradients is written once more.
+    Modules take turns at being looked at, and what an interrupted step left in gradients is written once more.
     """
-    differing = ("activation", "recomputed", "gradient_writes")
+    differing = ("activation", "recomputed", "euler_gap", "gradient_writes")
     of_step = records[(records.step == step) & ~records.quantity.str.startswith(differing)]
     return Counter(of_step.quantity)
 
