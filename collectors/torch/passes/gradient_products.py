@@ -40,6 +40,10 @@ FIRST_DEGREE: Final = frozenset(
 """Modules of torch.nn without parameters that are of the first degree in any input; others, as `nn.ReLU6`, may be so
 until an element reaches a bound. Functions of one's own are looked at too: they are where kernels are wrong."""
 
+DEVICES: Final = frozenset({"cpu", "cuda"})
+"""Devices on which modules are looked at. An NPU sets its overflow flag for any result that is not finite, and here a
+gradient of zeros gives one: the overflow check would count it as the training's."""
+
 MOST_BYTES: Final = 64 * 2**20
 """Bytes of inputs and outputs that a step keeps for this alone until the backward pass has come to them; without its
 output, a module's input and its weight are compared with each other."""
@@ -97,7 +101,7 @@ class GradientProducts:
 
     def _keep(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
         given = next((tensor for _, tensor in tensors), None)
-        if given is not None and are_plain([given.detach()]):
+        if given is not None and given.device.type in DEVICES and are_plain([given.detach()]):
             self._inputs[named.name, get_ident()] = Operand(given.detach(), version_of(given)), given.grad_fn
 
     def leave(self, named: NamedModule, output: Any) -> None:
