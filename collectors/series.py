@@ -93,7 +93,7 @@ one that is written more often than most others, as it never was: 0 where that b
 backward pass where it has lasted for `LASTING_WRITES` updates."""
 
 LOOKED_AT_EVERY = 4
-"""Updates of which one looks at single gradients, until something is found: a look takes a core of a server 0.3 µs for
+"""Updates of which one looks at single gradients, until something is found: a look takes a core of a server 0.5 µs for
 each parameter."""
 
 STALE_UPDATE = "stale_update"

@@ -86,7 +86,7 @@ class Activations(Collected):
         description="At each of these steps compute one module's call again, and its gradients, the modules in turn, "
         "and compare to the bit (`recomputed.<module>`, `recomputed_gradient.<module>`): a device that computes "
         "wrongly shows. In a sixteenth of the modules compare inner products of tensors and gradients "
-        "(`euler_gap.<module>.<parameter>`, `.input`), with `backward`: a wrong kernel shows.",
+        "(`euler_gap.<module>.…`), with `backward`: a wrong kernel shows.",
     )
     operations: bool = Field(
         default=True,

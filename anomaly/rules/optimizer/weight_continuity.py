@@ -101,7 +101,8 @@ class WeightContinuityRule(Rule):
     """Finds a weight that was modified between two sampled steps, other than by its update.
 
     Most weights at once are somebody's intention: a checkpoint is loaded, averages are swapped in. It is no alarm, but
-    the first suspect where one follows; so is a weight that torch has counted a write to, between samples too. Faulty
+    the first suspect where one follows; so is a weight that torch has counted a write to, between samples too, which
+    becomes an alarm where that goes on and does not hold the weight at a size. Faulty
     memory changes one, and a mix-up a few. A weight that is modified again and again counts unless that keeps it within
     a bound. The updates of one that is exactly what it was at the sample before are lost.
     """

@@ -15,6 +15,7 @@ from trainsentry.collectors.torch.hooks.active_modes import changes_operations
 from trainsentry.collectors.torch.hooks.backward_pass import running_node
 from trainsentry.collectors.torch.hooks.compiler import backward_is_compiled
 from trainsentry.collectors.torch.hooks.nested_tensors import tensors_in_call
+from trainsentry.collectors.torch.passes.operation_nodes import is_python_function, may_be_hooked, operation_of
 from trainsentry.collectors.torch.rows.local_tensor import are_plain, is_readable, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -33,20 +34,11 @@ MOST_BYTES: Final = 64 * 2**20
 """Bytes of an output, or of all gradients of a call, that are computed again: twice as much memory is needed for a
 moment."""
 
-RESHAPED: Final = ("View", "UnsafeView", "Squeeze", "ReshapeAlias")
-"""How the names of autograd's nodes begin that only give the output of the operation before them another shape."""
-
 PURE: Final = (
     "Addmm", "Mm", "Convolution", "Embedding", "NativeLayerNorm", "NativeGroupNorm", "Gelu", "Silu", "Tanh", "Sigmoid",
     "Softmax", "AvgPool2D", "MaxPool2D",
 )  # fmt: skip
 """How the names of the nodes of `REPEATABLE` begin, which compute from what they saved and have no effect."""
-
-TELLS_DEFAULT_HOOKS: Final = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
-"""Whether this torch tells of hooks of saved tensors; where it does not, no gradients are computed again."""
-
-MOST_RESHAPED: Final = 2
-"""Such nodes behind an operation: a module of `REPEATABLE` makes one."""
 
 MANY_MODULES: Final = 16
 """Repeatable modules from which on gradients are computed again whenever outputs are: both are an eighth of a step's
@@ -116,7 +108,7 @@ class RepeatedCalls:
         if output.layout is not torch.strided or output.nbytes > MOST_BYTES or output.is_conj() or output.is_neg():
             return
         if self._backward and not backward_is_compiled():  # a hook is part of the compiled graph
-            node = _operation_of(output)
+            node = _repeatable_node(output)
             if node is not None:
                 node.register_hook(_BackwardHook(self, self._series_of(named, RECOMPUTED_GRADIENT), self.generation))
         if all(version_of(tensor) == version for tensor, version in call[2]):
@@ -186,23 +178,16 @@ class _BackwardHook(InertWhenCopied):
         self.owner.guard.run(PART, self.owner.repeat_backward, self.series_id, used, arrived)
 
 
-def _operation_of(output: Tensor) -> Any:
-    """Return the node of autograd that computes the gradients of a module's operation, None where there is none.
+def _repeatable_node(output: Tensor) -> Any:
+    """Return the node of autograd that computes the gradients of a module's operation, None where it has effects.
 
     A hook may have made the output something else, whose node has effects (it accumulates a gradient, or calls a
     collective). What hooks of saved tensors brought back, such as a checkpoint's, they may refuse to bring back again.
     """
-    node, reshaped = output.grad_fn, 0
-    while node is not None and node.name().startswith(RESHAPED) and reshaped < MOST_RESHAPED:
-        node, reshaped = node.next_functions[0][0], reshaped + 1
-    if (
-        node is None
-        or not TELLS_DEFAULT_HOOKS
-        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-    ):
+    node = operation_of(output)
+    if node is None or is_python_function(node) or may_be_hooked():
         return None
-    is_own = not isinstance(node, torch.autograd.function.BackwardCFunction)
-    return node if is_own and node.name().startswith(PURE) else None
+    return node if node.name().startswith(PURE) else None
 
 
 def _summed_like(x: Tensor, gradient: Tensor) -> Tensor:

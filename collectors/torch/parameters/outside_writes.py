@@ -48,7 +48,7 @@ class LastingWrites:
 class OutsideWrites:
     """How often each weight of an optimizer was written between two of its updates, by torch's counts of changes.
 
-    A weight is told of where it is written more often than ever before: once, and again where that has lasted.
+    A weight is told of where it is written more often than ever before, once; `lasting` says where that goes on.
     DeepSpeed's ZeRO lends an optimizer other tensors for each update, so nothing is told of them.
     """
 

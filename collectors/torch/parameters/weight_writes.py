@@ -193,9 +193,10 @@ class WeightWrites:
             named = known.owned[place]
             part = local(named.parameter)
             if part.numel() and is_readable(part) and part.is_floating_point():
-                largest = torch.linalg.vector_norm(part, math.inf)
-                self._append(f"{WRITTEN_NORM}.{named.name}", named.module, torch.linalg.vector_norm(part))
-                self._append(f"{WRITTEN_LARGEST}.{named.name}", named.module, largest)
+                fine = torch.promote_types(part.dtype, torch.float32)  # a norm of three digits would stand still
+                for what, order in ((WRITTEN_NORM, 2.0), (WRITTEN_LARGEST, math.inf)):
+                    size = torch.linalg.vector_norm(part, order, dtype=fine)
+                    self._append(f"{what}.{named.name}", named.module, size)
 
     def tell_constants(self, parameters: list[NamedParameter], modules: Iterable[NamedModule]) -> None:
         """Append a row for each parameter that a module of the model's own has made without a gradient."""

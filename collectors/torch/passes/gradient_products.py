@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from trainsentry.collectors.guard import Guard, InertWhenCopied
 from trainsentry.collectors.series import EULER_GAP, Series
 from trainsentry.collectors.shared.model_graph import NamedModule
-from trainsentry.collectors.torch.device.registry import stream_is_captured
+from trainsentry.collectors.torch.device.registry import device_of, stream_is_captured
 from trainsentry.collectors.torch.passes.inner_products import (
     FLOATS,
     ModuleCall,
     Operand,
-    is_own,
     keeps_its_input,
-    operation_of,
     own_parameters,
 )
+from trainsentry.collectors.torch.passes.operation_nodes import is_python_function, operation_of
 from trainsentry.collectors.torch.rows.local_tensor import are_plain, version_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -38,11 +37,8 @@ FIRST_DEGREE: Final = frozenset(
     }
 )  # fmt: skip
 """Modules of torch.nn without parameters that are of the first degree in any input; others, as `nn.ReLU6`, may be so
-until an element reaches a bound. Functions of one's own are looked at too: they are where kernels are wrong."""
-
-DEVICES: Final = frozenset({"cpu", "cuda"})
-"""Devices on which modules are looked at. An NPU sets its overflow flag for any result that is not finite, and here a
-gradient of zeros gives one: the overflow check would count it as the training's."""
+until an element reaches a bound. Functions that are written in Python are looked at too: kernels of one's own hide in
+them."""
 
 MOST_BYTES: Final = 64 * 2**20
 """Bytes of inputs and outputs that a step keeps for this alone until the backward pass has come to them; without its
@@ -101,7 +97,9 @@ class GradientProducts:
 
     def _keep(self, named: NamedModule, tensors: Iterable[tuple[str, Tensor]]) -> None:
         given = next((tensor for _, tensor in tensors), None)
-        if given is not None and given.device.type in DEVICES and are_plain([given.detach()]):
+        if given is None or device_of(given).overflow_flag() is not None:
+            return  # any result that is not finite sets it, and here gradients of zeros give one
+        if are_plain([given.detach()]):
             self._inputs[named.name, get_ident()] = Operand(given.detach(), version_of(given)), given.grad_fn
 
     def leave(self, named: NamedModule, output: Any) -> None:
@@ -119,7 +117,7 @@ class GradientProducts:
             return
         node = operation_of(output, before)
         own = own_parameters(node, named.module) if node is not None else None
-        if own is not None and (own or is_own(node) or type(named.module) in FIRST_DEGREE):
+        if own is not None and (own or is_python_function(node) or type(named.module) in FIRST_DEGREE):
             has_input = keeps_its_input(node, own) or self._takes(given.tensor)
             kept = Operand(output.detach(), version_of(output)) if self._takes(output) else None
             call = ModuleCall(own, given if has_input else None, kept)
@@ -146,9 +144,10 @@ class GradientProducts:
 
 
 def _may_keep_it(module: nn.Module) -> bool:
-    """Whether a module may keep the identity: padding has no gradient, nor have counts the same one.
+    """Whether a module may keep the identity.
 
-    Of torch's own modules without parameters some do; sharded training lends others their weights.
+    It is an innermost one whose weights ZeRO-3 does not lend. A table with padding leaves gradients out, and one that
+    scales them by frequency changes them. Of torch's own modules without parameters only some are of the first degree.
     """
     if any(True for _ in module.children()) or any(hasattr(p, "ds_id") for p in module.parameters()):
         return False

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from trainsentry.collectors.torch.passes.operation_nodes import is_python_function, may_be_hooked
 from trainsentry.collectors.torch.rows.local_tensor import are_plain, version_of
 
 INPUT: Final = "input"
@@ -15,10 +16,6 @@ INPUT: Final = "input"
 
 GRADIENTS: Final = "gradients"
 """The name of the gap between the two, where the output is not known."""
-
-RESHAPED: Final = ("View", "UnsafeView", "Squeeze", "ReshapeAlias")
-MOST_RESHAPED: Final = 2
-"""Nodes of autograd that only give the output of the operation before them another shape, and how many a module has."""
 
 TRANSPOSED: Final = "TBackward"
 CAST: Final = "ToCopyBackward"
@@ -28,9 +25,6 @@ MOST_NODES: Final = 3
 SAVES_ITS_INPUT: Final = ("Addmm", "Mm", "Linear", "Convolution")
 """How the names of nodes begin that keep the input themselves, for the gradient of a weight."""
 
-TELLS_DEFAULT_HOOKS: Final = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
-"""Whether this torch tells of hooks of saved tensors, as a checkpoint's, which drops them."""
-
 AT_ONCE: Final = 2**22
 """Elements that are multiplied at once where a copy is needed, 16 MB in float32."""
 
@@ -39,15 +33,13 @@ FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A leaf, or a tensor without its graph, and its count of writes as it was kept."""
+    """A parameter, or a tensor without its graph, and its count of writes as it was kept.
+
+    Of a parameter it is the very tensor, whose memory sharded training may take away.
+    """
 
     tensor: Tensor
     version: int | None
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Operand":
-        """Keep a tensor as it is now; of a leaf the very one, whose memory sharded training may change."""
-        return cls(tensor if tensor.is_leaf else tensor.detach(), version_of(tensor))
 
     @property
     def is_whole(self) -> bool:
@@ -114,9 +106,9 @@ class _Products:
     def of(self, kept: Operand | None, gradients: Iterable[Tensor | None]) -> int | None:
         """Take in a tensor with its only gradient; return their place, None where they cannot be compared."""
         found = [g for g in gradients if g is not None]
-        if kept is None or len(found) != 1 or found[0].numel() != kept.tensor.numel() or not found[0].numel():
+        if kept is None or len(found) != 1 or not found[0].numel() or kept.tensor.dtype not in FLOATS:
             return None
-        if kept.tensor.dtype not in FLOATS or not kept.is_whole:
+        if found[0].numel() != kept.tensor.numel() or found[0].device != kept.tensor.device or not kept.is_whole:
             return None
         self.pairs.append((kept.tensor.detach(), found[0]))
         return len(self.pairs) - 1
@@ -138,33 +130,17 @@ class _Products:
         return gaps
 
 
-def operation_of(output: Tensor, before: Any) -> Any:
-    """Return the node of autograd of a module's last operation.
-
-    None where the module has none of its own: `before` is the node of its input, which it has given back.
-    """
-    node: Any = output.grad_fn
-    for _ in range(MOST_RESHAPED):
-        if node is before or is_own(node) or not node.name().startswith(RESHAPED) or not node.next_functions:
-            break
-        if node.next_functions[0][0] is None:
-            break
-        node = node.next_functions[0][0]
-    return None if node is before else node
-
-
-def is_own(node: Any) -> bool:
-    """Whether a node is of a function that is written in Python, whose name may be any."""
-    return isinstance(node, torch.autograd.function.BackwardCFunction)
-
-
 def keeps_its_input(node: Any, own: Sequence[OwnParameter]) -> bool:
     """Whether a node keeps its module's input until the backward pass, so that it costs nothing to keep it too."""
-    if is_own(node) or not node.name().startswith(SAVES_ITS_INPUT) or not any(each.is_matrix for each in own):
+    if (
+        is_python_function(node)
+        or not node.name().startswith(SAVES_ITS_INPUT)
+        or not any(each.is_matrix for each in own)
+    ):
         return False
     if any(before is not None and before.name().startswith(CAST) for before, _ in node.next_functions):
         return False  # it keeps a copy of another dtype
-    return TELLS_DEFAULT_HOOKS and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    return not may_be_hooked()
 
 
 def own_parameters(node: Any, module: nn.Module) -> list[OwnParameter] | None:
@@ -177,7 +153,9 @@ def own_parameters(node: Any, module: nn.Module) -> list[OwnParameter] | None:
     for place, (before, _) in enumerate(node.next_functions):
         variable, is_transposed = _variable_of(before)
         if variable is not None and id(variable) in names:
-            found.append(OwnParameter(names[id(variable)], place, is_transposed, Operand.of(variable)))
+            found.append(
+                OwnParameter(names[id(variable)], place, is_transposed, Operand(variable, version_of(variable)))
+            )
     return sorted(found, key=lambda own: not own.is_matrix) if len(found) == len(names) else None
 
 
@@ -185,7 +163,12 @@ def _variable_of(node: Any) -> tuple[Tensor | None, bool]:
     """Return the leaf that a node of autograd leads to, and whether it is transposed on the way."""
     is_transposed = False
     for _ in range(MOST_NODES):
-        if node is None or is_own(node) or not node.name().startswith((TRANSPOSED, CAST)) or not node.next_functions:
+        if (
+            node is None
+            or is_python_function(node)
+            or not node.name().startswith((TRANSPOSED, CAST))
+            or not node.next_functions
+        ):
             break
         is_transposed ^= node.name().startswith(TRANSPOSED)
         node = node.next_functions[0][0]

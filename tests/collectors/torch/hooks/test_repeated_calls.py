@@ -13,10 +13,11 @@ from trainsentry.collectors.guard import Guard
 from trainsentry.collectors.series import Series, SeriesTable
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.hooks import repeated_calls
+from trainsentry.collectors.torch.passes import operation_nodes
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
 gradients_too = pytest.mark.skipif(
-    not repeated_calls.TELLS_DEFAULT_HOOKS, reason="this torch does not tell of hooks of saved tensors"
+    not operation_nodes.TELLS_DEFAULT_HOOKS, reason="this torch does not tell of hooks of saved tensors"
 )
 
 
@@ -59,7 +60,7 @@ def test_a_healthy_device_gives_the_same_bits_and_training_does_not_change(tmp_p
     without, none, _ = train(tmp_path / "b", net(), autocast=autocast, recompute=False)
     assert with_it == without
     assert none.empty
-    what = ("recomputed", "recomputed_gradient")[: 1 + repeated_calls.TELLS_DEFAULT_HOOKS]
+    what = ("recomputed", "recomputed_gradient")[: 1 + operation_nodes.TELLS_DEFAULT_HOOKS]
     assert set(rows["name"]) == {f"{of}.{i}" for of in what for i in (0, 1, 3, 4)}, "dropout draws random numbers"
     assert (rows["value"] == 0).all()
     assert found == ()

@@ -17,7 +17,7 @@ from trainsentry.collectors.series import SeriesTable
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
 from trainsentry.collectors.torch.hooks import activations
-from trainsentry.collectors.torch.passes import gradient_products, inner_products
+from trainsentry.collectors.torch.passes import gradient_products, inner_products, operation_nodes
 from trainsentry.collectors.torch.passes.gradient_products import GradientProducts
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -163,7 +163,7 @@ def test_what_was_overwritten_meanwhile_has_no_part_in_it():
 
 
 tells_default_hooks = pytest.mark.skipif(
-    not inner_products.TELLS_DEFAULT_HOOKS, reason="this torch does not tell of hooks of saved tensors"
+    not operation_nodes.TELLS_DEFAULT_HOOKS, reason="this torch does not tell of hooks of saved tensors"
 )
 
 
