@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from trainsentry.anomaly.across_ranks.common_numbers import TIE, CommonNumbersRule
 from trainsentry.anomaly.anomaly import (
     ALL_AT_ONCE,
     CHECKPOINT_MISMATCH,
@@ -142,6 +143,7 @@ def _where(anomaly: Anomaly) -> str:
     """Return on which rank an anomaly is; nothing for a tie of ranks of which any may be wrong."""
     known, is_settled = detector(anomaly.detector), detector(anomaly.statistic) is not None
     is_tie = known is not None and known.leaves_ties and anomaly.value == anomaly.expected
+    is_tie |= known is CommonNumbersRule and anomaly.statistic == TIE
     return "" if is_tie and not is_settled else f" on rank {anomaly.rank}"
 
 

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from trainsentry.anomaly.across_ranks.common_numbers import CommonNumbersRule
 from trainsentry.anomaly.across_ranks.conservation import ConservationRule
 from trainsentry.anomaly.across_ranks.hang import HangRule
 from trainsentry.anomaly.across_ranks.peers import CallOrderRule, PeerRule
@@ -125,6 +126,7 @@ _ACROSS_RANKS: Final[list[type[Detector]]] = [
     ConservationRule,
     ReductionRule,
     PeerRule,
+    CommonNumbersRule,
     CallOrderRule,
     HangRule,
     CheckpointRule,

@@ -2,6 +2,7 @@
 
 import json
 
+import parted_numbers
 import pytest
 from many_ranks import on_hosts
 from peer_faults import FAULT_STEP, run
@@ -76,3 +77,20 @@ def test_gradients_of_one_rank_that_stay_apart_from_the_others(four_ranks, tmp_p
     apart = [a for a in lines if a["detector"] == "peers"]
     assert {(a["rank"], a["name"], a["quantity"]) for a in apart} == {(2, "own gradients", "gradient_unreduced")}
     assert all(a["value"] > 5 * a["expected"] for a in apart)
+
+
+@pytest.mark.parametrize(
+    ("how", "fault", "name"), [("sharded", "own norms", "grad_norm"), ("split", "another batch", "loss")]
+)
+def test_a_number_that_all_ranks_have_in_common_parts(two_ranks, tmp_path, how, fault, name):
+    """Clipped by the norm of its own shards; given another batch than its peer of tensor parallelism."""
+    first = two_ranks.run(parted_numbers.run, tmp_path, how, fault)[0]
+    assert [(i["name"], i["kind"], i["step"]) for i in first] == [(name, "replica_mismatch", parted_numbers.FAULT_STEP)]
+    assert (
+        f"up to step {parted_numbers.FAULT_STEP - 1} these ranks had the same number to the bit" in first[0]["summary"]
+    )
+
+
+@pytest.mark.parametrize("how", ["sharded", "split"])
+def test_numbers_that_stay_in_common_raise_no_alarm(two_ranks, tmp_path, how):
+    assert two_ranks.run(parted_numbers.run, tmp_path, how) == [[], []]

@@ -111,6 +111,11 @@ def loss(value=1.0):
     return [(LOSS, ALONE, row(value=value))]
 
 
+def number(name, value):
+    """The row of a number that the loop logs."""
+    return [(Series(name, name, scalar=True), ALONE, row(value=value))]
+
+
 def all_reduce(size, put_in, got, norm=10.0):
     """The rows of one sum over `size` ranks, of 100 elements."""
     index, layout = "all_reduce|world|world.all_reduce.0", Layout((100,), "float32", 100)

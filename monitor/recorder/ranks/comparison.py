@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trainsentry.anomaly.across_ranks.common_numbers import CommonNumbersRule, is_common
 from trainsentry.anomaly.across_ranks.peers import PeerRule, RankReport
 from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import explained_by_calls
@@ -32,13 +33,14 @@ from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly
 OWN: Final = -1
 """The source of anomalies that this recorder found itself."""
 
-SCALARS: Final = frozenset({"loss", STEP_SECONDS, OUTSIDE_SECONDS, COMMUNICATION_SECONDS, COMMUNICATION_ORDER})
+MEASURED: Final = frozenset({STEP_SECONDS, OUTSIDE_SECONDS, COMMUNICATION_SECONDS, COMMUNICATION_ORDER})
+"""Scalars of a rank's times and calls, which it has for itself."""
 
 
 def is_compared(series: Series) -> bool:
     """Whether the comparison needs a series."""
     if series.scalar:
-        return series.name in SCALARS
+        return series.name in MEASURED or is_common(series)
     data = series.quantity == ACTIVATION_INPUT and series.module == ""
     return data or series.quantity == GRADIENT_UNREDUCED or series.quantity in COMMUNICATION_QUANTITIES
 
@@ -54,6 +56,7 @@ class Comparison:
         self.calls = CollectiveLedger()
         self._peers = PeerRule()
         self._reductions = ReductionRule()
+        self._numbers = CommonNumbersRule()
         self._reports: dict[int, dict[int, RankReport]] = {}
         self._sides: dict[int, dict[int, dict[str, Side]]] = {}
         self._wanted: dict[int, tuple[SeriesTable, npt.NDArray[np.bool_]]] = {}
@@ -72,7 +75,10 @@ class Comparison:
         for row in rows:
             series, values = table.series[record.ids[row]], record.values[row]
             if series.scalar:
-                _note_scalar(report, series.name, float(values[VALUE]))
+                value = float(values[VALUE])
+                _note_scalar(report, series.name, value)
+                if series.name not in MEASURED:
+                    self._numbers.take(record.step, rank, series.name, value)
             elif series.quantity == ACTIVATION_INPUT:
                 if not np.isfinite(values[VALUE]) and np.isnan(values[[MEAN, NORM]]).any():
                     continue  # a table with few statistics: batches would be equal by chance
@@ -108,6 +114,7 @@ class Comparison:
             for rank, *report in message["told"]:
                 known.setdefault(rank, RankReport(*report))  # a repeated report may come in pieces: keep the first
             self._reductions.take_part(step, source, message["reductions"])
+            self._numbers.take_part(step, message["numbers"])
 
     def take_found(self, step: int, found: list[Anomaly], source: int = OWN) -> None:
         """Add anomalies found among some ranks; the comparison of all ranks may explain them."""
@@ -128,6 +135,8 @@ class Comparison:
         for s in [s for s in self._found if s >= step]:
             self._found[s].pop(source, None)
         self._reductions.go_back(step, source)
+        for rank in (source, *(r for r, through in self._through.items() if through == source)):
+            self._numbers.go_back(step, rank)
         self.calls.go_back(step, source)
 
     @property
@@ -149,7 +158,7 @@ class Comparison:
         for step in sorted(s for s in self._reports if final and s <= done):
             self._judged = max(self._judged, step)
             found = self._peers.judge(step, self._reports.pop(step), frozenset(self.data_parallel))
-            found += self._reductions.judge(step, self.data_parallel)
+            found += self._reductions.judge(step, self.data_parallel) + self._numbers.judge(step)
             by_step.setdefault(step, []).extend(found)
         for step in sorted(s for s in self._found if final and s <= done):
             by_step.setdefault(step, []).extend(_flat(self._found.pop(step)))
@@ -170,6 +179,7 @@ class Comparison:
                 "calls": calls.get(step, []),
                 "copies": copies.get(step, []),
                 "reductions": self._reductions.left(step, self.data_parallel),
+                "numbers": self._numbers.left(step),
                 "found": [a.to_json() for a in _flat(self._found.pop(step, {}))],
             }
 
@@ -211,5 +221,5 @@ def _note_scalar(report: RankReport, name: str, value: float) -> None:
         report.outside = value
     elif name == COMMUNICATION_ORDER:
         report.order = value
-    else:
+    elif name == COMMUNICATION_SECONDS:
         report.waited = value

@@ -120,6 +120,11 @@ def _sums_of_parameters(x: Any) -> bool:
     return isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(sums, x.values()))
 
 
+def _camps(rank: Check) -> Check:
+    camps = _each(_row(_number, _each(rank, least=1)), least=1)
+    return lambda x: isinstance(x, dict) and len(x) <= MAX_ITEMS and all(map(_text, x)) and all(map(camps, x.values()))
+
+
 def _call(rank: Check) -> Check:
     position = _row(rank, _SMALL)
     output = _members({"total": _number, "finite": _flag, "places": _each(position, least=1)})
@@ -164,6 +169,7 @@ class PeerMessages:
         report = _row(rank, _NUMBER, _maybe(_square), *[_NUMBER] * 5)
         sums = {"ranks": _whole(1, 2**31), "first": rank, "sums": _sums_of_parameters, "alike": _flag}
         parts = {"step": _STEP, "told": _each(report), "calls": _each(_call(rank)), "copies": _each(copy)}
+        parts |= {"numbers": _camps(rank)}
         done: Check = lambda x: _whole(-1, LAST_STEP)(x) or x == ALL  # noqa: E731
         found = {"rank": rank, "step": _STEP, "anomalies": anomalies, "activations": _flag, "examined": _flag}
         self._of_child: dict[str, Check] = {

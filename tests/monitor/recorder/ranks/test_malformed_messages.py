@@ -21,7 +21,8 @@ BAD = 1
 
 ANOMALY = Anomaly(3, 0, 1, 0, "w", "gradient", "norm", 1.0, 0.5, 9.0, "test", "spike").to_json()
 FOUND = {"type": "found", "rank": 1, "step": 3, "anomalies": [], "activations": False, "examined": False}
-PARTS = {"type": "parts", "step": 3, "told": [], "calls": [], "copies": [], "reductions": None, "found": []}
+PARTS = {"type": "parts", "step": 3, "told": [], "calls": [], "copies": [], "reductions": None, "numbers": {},
+         "found": []}  # fmt: skip
 SERIES = {"name": "w", "quantity": "gradient"}
 SUMS = {"total": 1.0, "norm": 1.0, "numel": 4, "finite": True, "dtype": "float32"}
 CALL = {"name": "c", "op": "all_reduce", "ranks": 1, "first": 1, "put_in": SUMS, "norms": 1.0, "longest": 4,
@@ -88,6 +89,9 @@ MESSAGES = {
     "calls sums": PARTS | {"calls": [PART | {"call": CALL | {"got": {}}}]},
     "reductions": PARTS | {"reductions": {"ranks": 0}},
     "reduction sums": PARTS | {"reductions": REDUCTIONS | {"sums": {"w": [1.0]}}},
+    "numbers": PARTS | {"numbers": [["lr", 0.5]]},
+    "numbers of nobody": PARTS | {"numbers": {"lr": [[0.5, [77]]]}},
+    "numbers as text": PARTS | {"numbers": {"lr": [["0.5", [1]]]}},
     "define": definitions() | {"series": 7},
     "define names": definitions([{"name": [], "quantity": "gradient"}]),
     "define more": definitions([SERIES | {"color": "red"}]),

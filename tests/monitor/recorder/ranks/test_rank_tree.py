@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from recorder_tree import HALVES, WHOLE, Leaf, all_reduce, carry, loss, own, recorder, weights
+from recorder_tree import HALVES, WHOLE, Leaf, all_reduce, carry, loss, number, own, recorder, weights
 
 from trainsentry.anomaly.anomaly import Anomaly
 from trainsentry.collectors.series import Series
@@ -163,6 +163,20 @@ def test_own_gradients_that_went_into_reductions_are_compared_over_all_hosts(bad
         head.pump()
         carry(head, root)
     assert [(rank, detector) for _, rank, detector, _ in root.owner.found] == [(bad, "peers")]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_number_that_all_ranks_have_in_common_is_compared_over_two_hosts(bad):
+    root, head, leaf = two_hosts()
+    for step in range(40):
+        rows = [number("grad_norm", 1 / (step + 3) + (rank == bad and step >= 30)) for rank in range(3)]
+        leaf.tell(head, step, rows[2] + loss(3.5 + step))
+        own(head, step, rows[1] + loss(2.5 + step))
+        own(root, step, rows[0] + loss(1.5 + step))
+        head.pump()
+        carry(head, root)
+    assert root.owner.found == [(30, bad, "common_numbers", False)]
+    assert (root.owner.failures, head.owner.failures) == ([], [])
 
 
 def test_a_host_whose_link_breaks_for_a_moment_is_compared_again():
