@@ -1,5 +1,6 @@
 """Changes that all series of a group make at once: taken out of each series, and judged as one series."""
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +14,14 @@ from trainsentry.anomaly.baselines.series_groups import SCALARS, GroupRows, Seri
 from trainsentry.anomaly.baselines.thresholds import FALLING, LEAST_FALL
 from trainsentry.anomaly.features import FEATURES, SIZES
 from trainsentry.anomaly.series_arrays import Floats, medians
-from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, TENSOR_QUANTITIES
+from trainsentry.collectors.series import (
+    ACTIVATION_INPUT,
+    ACTIVATION_OUTPUT,
+    GRADIENT,
+    MOMENT_DIRECTION,
+    TENSOR_QUANTITIES,
+    UPDATE,
+)
 
 FORWARD: Final = frozenset({ACTIVATION_INPUT, ACTIVATION_OUTPUT})
 
@@ -36,6 +44,9 @@ MOVED: Final = 0.35
 
 YOUNG_COMMON: Final = 16.0
 """Added to the deviation, divided by the square of the number of samples: a third at seven, nothing at fifty."""
+
+CARRIES_ON: Final = 16
+"""Samples for which updates that carry momentum may be as large as the gradients of one sample made them."""
 
 LEAST_COMMON: Final = 5.0
 """Least score of a common change that an alarm lists, in deviations."""
@@ -109,13 +120,17 @@ class CommonChanges:
         self.groups = groups
         self._baseline = Baseline(groups.columns)
         self._tail = ScoreTail(OF_COMMON)
+        # By how much all gradients rose lately where the loss is learned.
+        self._risen: deque[float] = deque(maxlen=CARRIES_ON)
 
     def judge(
-        self, rows: GroupRows, distance: Floats, jump: Floats, fallen: float
+        self, rows: GroupRows, distance: Floats, jump: Floats, fallen: float, learned: float
     ) -> tuple[dict[int, CommonChange], Floats, Floats]:
         """Return the common change of each group, and the common distances and jumps to take out, by group.
 
-        `fallen` is how far the loss has fallen, in log units: gradients fall with it.
+        `fallen` is how far the loss has fallen now, in log units: gradients fall with it. `learned` is how far a loss
+        that tells of single samples has fallen since the start, 0 for another: gradients may rise by as much, as those
+        of known samples are small and in part opposite, and one that is not known is as large as ever.
         """
         away, jumped = np.zeros((2, SIZES, len(self.groups.names)), np.float32)
         found: dict[int, CommonChange] = {}
@@ -128,8 +143,18 @@ class CommonChanges:
             changes = float(away[1, number]), float(jumped[1, number])
             if self._begins_midway(number, changes, (distance[1, of[:FRONT]], jump[1, of[:FRONT]])):
                 away[:, number] = jumped[:, number] = 0.0
-            found[number] = self._judge(number, float(away[1, number]), count, fallen)
+            change = float(away[1, number])
+            found[number] = self._judge(number, change, count, fallen, self._may_rise(number, change, learned))
         return found, away, jumped
+
+    def _may_rise(self, number: int, change: float, learned: float) -> float:
+        """Return how far a group may rise in addition, in log units; what follows gradients rises with them."""
+        name = self.groups.names[number]
+        if name == GRADIENT:
+            self._risen.append(change if learned else 0.0)
+        if name in {UPDATE, MOMENT_DIRECTION}:
+            return max(self._risen, default=0.0)
+        return learned if name in FALLING else 0.0
 
     def _begins_midway(self, number: int, changes: tuple[float, float], front: tuple[Floats, Floats]) -> bool:
         """Whether a sudden change begins after the first rows, in the order of execution: then one row passes it on.
@@ -143,13 +168,14 @@ class CommonChanges:
         still = (np.abs(away) < STANDS_STILL * abs(changes[0])) & (np.abs(jumped) < STANDS_STILL * abs(changes[1]))
         return bool(still.all() and (away != 0).all())
 
-    def _judge(self, number: int, change: float, rows: int, fallen: float) -> CommonChange:
+    def _judge(self, number: int, change: float, rows: int, fallen: float, may_rise: float) -> CommonChange:
         state, held = self._baseline.state[:, :, number], int(self._baseline.count[number])
         if held < WARM_UP or self.groups.names[number] not in TENSOR_QUANTITIES:  # moments follow the gradients
             return CommonChange(change, 0.0, 1.0, rows)
         unit = max(state[SCALE, 1], COMMON_FLOOR) + YOUNG_COMMON / held**2
         away, jumped = change - state[LOCATION, 1], change - state[NEWEST, 1]
-        least = LEAST_FALL + fallen if away < 0 and self.groups.names[number] in FALLING else COMMON_JUMP
+        falls = away < 0 and self.groups.names[number] in FALLING
+        least = LEAST_FALL + fallen if falls else COMMON_JUMP + may_rise
         score = min(abs(away), abs(jumped)) / unit if away * jumped > 0 and min(abs(away), abs(jumped)) > least else 0.0
         p = float(self._tail.survival(np.array([score]))[0]) if score > LOWEST else 1.0
         return CommonChange(change, score, p, rows)

@@ -27,13 +27,18 @@ YET: Final = 8
 a run of thousands of steps a loss of a vision transformer swung over four decades, from batch to batch. The last `YET`
 do not count: a leap may take two steps to be told."""
 
+SWINGS: Final = 16
+"""Losses before the last `YET` whose range is how far the loss falls and rises now: where it falls by decades within
+some steps, as a model that has found the solution, one that is still lower is nothing new."""
+
 
 class LearnedLoss:
-    """Remembers the losses with which training began, and the newest leaps, in log units by series id."""
+    """Remembers the losses with which training began, the newest ones and their leaps, in log units by series id."""
 
     def __init__(self) -> None:
         self._start: dict[int, tuple[float, int]] = {}
         self._newest: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._swings: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=SWINGS + YET))
 
     def note(self, ids: Sequence[int], sizes: Floats, usual: Floats, below: Floats) -> None:
         """Take in the losses of a record, in log units, and those of learned ones that leap above the `usual` ones."""
@@ -44,6 +49,7 @@ class LearnedLoss:
                 self._start[series_id] = max(start, size), count + 1
             if math.isfinite(size):
                 self._newest[series_id].append(size if is_leap else -math.inf)
+                self._swings[series_id].append(size)
 
     def below(self, ids: Sequence[int], usual: Floats) -> Floats:
         """Return how far the usual losses lie below the share of their start, in log units; 0 where they are above.
@@ -54,6 +60,17 @@ class LearnedLoss:
         largest = np.array([max(list(self._newest[i])[:-YET], default=-math.inf) for i in ids])
         most = np.fmax(math.log(MOST), largest + AGAIN - usual)
         return np.fmin(np.fmax(starts + math.log(SHARE) - usual, 0.0), most)
+
+    def least(self, ids: Sequence[int]) -> Floats:
+        """Return the size down to which a loss may fall: below its least one lately by their range; Inf if unknown."""
+        lately = [list(self._swings[i])[:-YET] for i in ids]
+        return np.array([2 * min(sizes) - max(sizes) if sizes else math.inf for sizes in lately])
+
+    def fallen(self, ids: Sequence[int], usual: Floats) -> float:
+        """Return how far the usual losses lie below their start, in log units; 0 unless all are learned."""
+        falls = [self._start.get(i, (-math.inf, 0))[0] - size for i, size in zip(ids, usual.tolist(), strict=True)]
+        least = min(falls, default=0.0)
+        return least if least > -math.log(SHARE) else 0.0
 
     def saved(self) -> dict[str, list[float]]:
         """Return plain data, by series id."""

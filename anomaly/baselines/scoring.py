@@ -77,6 +77,7 @@ class Scoring:
         self.baseline = Baseline(arrays.series)
         self.step_noise = StepNoise()
         self.learned_loss = LearnedLoss()
+        self._fallen_since_start = 0.0
         self._records = 0
         self._last_fallen = 0.0, 0
         self._falls: deque[tuple[float, float]] = deque(maxlen=FALLS)
@@ -105,7 +106,10 @@ class Scoring:
         distance, jump = features - location, features - newest
         unknown = rows_where(np.isnan(distance) | (held < WARM_UP))
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        common, common_distance, common_jump = self.common.judge(rows, distance, jump, self._fallen(ids, distance))
+        learned = self._learned(rows.ids, location[0], features[0])
+        common, common_distance, common_jump = self.common.judge(
+            rows, distance, jump, self._fallen(ids, distance), self._fallen_since_start
+        )
         floor = self._negligible.floor(ids, group)
         distance[:SIZES] = _away(features, location, shared(common_distance, distance, group), floor)
         jump[:SIZES] = _away(features, newest, shared(common_jump, jump, group), floor)
@@ -116,7 +120,6 @@ class Scoring:
         distance[MAX_FEATURE, within] = jump[MAX_FEATURE, within] = 0.0
         jump[MEAN_FEATURE, moved <= TIMES_MOVED * self._mean_moves.values[ids]] = 0.0
         distance.flat[unknown] = jump.flat[unknown] = 0.0
-        learned = self._learned(rows.ids, location[0], features[0])
         score, best = self._spikes_of(rows, distance, jump, unit, scalar, learned)
         learns = self._learns(ids, state, distance, judged)
         drift = self._drift(ids, state, distance, unit, scalar, learned, learns)
@@ -202,6 +205,9 @@ class Scoring:
         ids, where = of.ids, of.where
         least_fall = self.groups.least_fall[where] + self._fallen(where, distance) * self.groups.falls_with_loss[where]
         least_fall[learned > 0] = np.inf
+        losses = rows_where(self.groups.is_loss[ids])
+        if len(losses):
+            self._let_fall(ids[losses], losses, least_fall)
         rows = rows_where(scalar & (distance[0] > 0))
         kept = unit[:SIZES, rows]
         own = np.maximum(self.step_noise.deviations(ids[rows].tolist()), self.groups.floor[0, ids[rows]])
@@ -221,8 +227,15 @@ class Scoring:
         if len(losses):
             which = ids[losses].tolist()
             below[losses] = self.learned_loss.below(which, usual[losses])
+            self._fallen_since_start = self.learned_loss.fallen(which, usual[losses])
             self.learned_loss.note(which, size[losses], usual[losses], below[losses])
         return below
+
+    def _let_fall(self, ids: Any, losses: Any, least_fall: Floats) -> None:
+        """Let losses fall as far as they swing lately."""
+        usual = self.baseline.state[LOCATION, 0, ids]
+        fall = usual - self.learned_loss.least(ids.tolist())
+        least_fall[losses] = np.fmax(least_fall[losses], fall)
 
     def _drift(
         self, ids: Any, state: Floats, distance: Floats, unit: Floats, scalar: Any, learned: Floats, learns: float
