@@ -9,11 +9,11 @@ import numpy as np
 
 from trainsentry.anomaly.anomaly import ALL_AT_ONCE, LEVEL_SHIFTS, MEDIAN, SHIFT, SPIKE, SPIKES
 from trainsentry.anomaly.baselines.common_changes import ScoredRecord
-from trainsentry.anomaly.baselines.known_changes import has_left
 from trainsentry.anomaly.baselines.levels.early_levels import early_levels
 from trainsentry.anomaly.baselines.levels.lone_leaps import lone_leaps
 from trainsentry.anomaly.baselines.levels.loss_level import LossLevel
 from trainsentry.anomaly.baselines.levels.recent_range import FEWEST, WAIT, RecentRange
+from trainsentry.anomaly.baselines.levels.tensor_sizes import TensorSizes
 from trainsentry.anomaly.baselines.seen_sizes import SeenSizes
 from trainsentry.anomaly.features import FEATURES, SIZES, ZEROS_SLACK, as_statistic
 from trainsentry.anomaly.finding import ALL, Finding
@@ -129,12 +129,11 @@ class LevelShifts:
         self._range, self._data = RecentRange(arrays), arrays.shared(DataDependence)
         self._seen = arrays.shared(SeenSizes)
         self._divisors = series.column(np.float32, 1.0)
-        self._smallest, self._largest = series.column(np.float64, np.inf), series.column(np.float64)
+        self._sizes = TensorSizes(arrays)
 
     def reset(self, ids: Any) -> None:
         """Forget the past of series."""
         self._range.reset(ids)
-        self._smallest.values[ids], self._largest.values[ids] = np.inf, 0.0
 
     def judge(
         self,
@@ -162,7 +161,8 @@ class LevelShifts:
         ids, features = record.ids[rows], scored.features[:, rows]
         if scored.floor is not None:  # what is nothing but rounding has no size
             features[:SIZES][features[:SIZES] <= scored.floor[:, rows]] = np.nan
-        self._note_sizes(ids, observed.numel[rows])
+        if (resized := self._sizes.take_in(ids, observed.numel[rows])).any():
+            self.reset(ids[resized])
         self._range.take_in(ids, features, record.step)
         self._divisors.values[ids] = divisors[rows]
         told = [*self._lone_leaps(observed, ids, rows, scored.floor), *self._early(observed, ids, rows, loss)]
@@ -228,15 +228,6 @@ class LevelShifts:
         scalar = observed.facts.scalar[record.where] & self._is_followed.values[record.where]
         found: Mask = scalar & ~(observed.judged & (record.columns[VALUE] > 0))
         return found
-
-    def _note_sizes(self, ids: Any, numel: Floats) -> None:
-        """Begin anew where a tensor has far another size than ever: a longer sequence has other extremes by right."""
-        smallest, largest = self._smallest.values[ids], self._largest.values[ids]
-        new = has_left(smallest, largest, numel)
-        if new.any():
-            self.reset(ids[new])
-        self._smallest.values[ids] = np.minimum(np.where(new, np.inf, smallest), numel)
-        self._largest.values[ids] = np.maximum(np.where(new, 0.0, largest), numel)
 
     def _apart(self, ids: Any, places: Any, found: dict[int, _Beyond]) -> dict[int, _Beyond]:
         """Leave out the gradients that have fallen with the others, where these are a part of them.
@@ -317,13 +308,13 @@ class LevelShifts:
 
     def saved(self, size: int) -> dict[str, Any]:
         """Return the ranges of the first `size` series as plain data."""
-        numel = np.stack([self._smallest.values[:size], self._largest.values[:size]], axis=1).tolist()
+        numel = np.stack(self._sizes.of(slice(size)), axis=1).tolist()
         return {**self._range.saved(size), "numel": numel}
 
     def adopt(self, series_id: int, saved: dict[str, Any], position: int) -> None:
         """Restore a series from `position` of the saved ones."""
         self._range.adopt(series_id, saved, position)
-        self._smallest.values[series_id], self._largest.values[series_id] = saved["numel"][position]
+        self._sizes.adopt(series_id, *saved["numel"][position])
 
 
 def _placed(findings: list[Finding], observed: Observed) -> list[Finding]:

@@ -267,6 +267,21 @@ def test_a_longer_sequence_may_have_another_level():
     assert run(lambda step: calm(step) | (shifted if step >= 100 else {}), change=lengthened) == []
 
 
+@pytest.mark.parametrize("bound", [40, 400])
+def test_lengths_that_vary_from_batch_to_batch_hide_no_other_level(bound):
+    """As batches that are padded to their longest sample."""
+    lengths = np.random.default_rng(0)
+
+    def padded(step, records, record):
+        numel, shape = int(lengths.integers(bound // 4, bound)), records.table.layouts[0]
+        record.layouts[:] = records.table.layout_id(type(shape)((numel,), shape.dtype, numel))
+
+    def sizes(step):
+        return calm(step) | ({OUT[3]: 1.5} if step >= 100 else {})
+
+    assert [(a.name, a.step) for a in run(sizes, change=padded) if a.detector == "level_shift"] == [(OUT[3][0], 100)]
+
+
 def test_more_micro_steps_may_have_another_level_each():
     """Losses that are divided by the number of micro-steps have smaller gradients."""
 
