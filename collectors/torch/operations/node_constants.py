@@ -1,7 +1,8 @@
-"""Reads the constants of autograd's nodes: numbers, names, and of masks and small tables in host memory their sums."""
+"""Reads the constants of autograd's nodes: numbers, names, and sums of masks and small tables in host memory."""
 
 import ctypes
 import math
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,9 @@ MOST_MASKED: Final = 1 << 20
 """Elements of a mask that are counted, some 30 µs; a larger mask has no count."""
 
 MOST_SUMMED: Final = 1 << 16
-"""Elements of a constant table that are summed, some 20 µs."""
+"""Elements of a constant table that are summed by their places too, some 100 µs."""
+
+GOLDEN: Final = (math.sqrt(5) - 1) / 2
 
 OTHER: Final = "other"
 FACTORS: Final = frozenset({"MulBackward0", "DivBackward0"})
@@ -24,8 +27,11 @@ FACTORS: Final = frozenset({"MulBackward0", "DivBackward0"})
 MASKS: Final = frozenset({"_saved_mask", "_saved_condition", "_saved_attn_mask", "_saved_attn_bias"})
 """What nodes save of masks, of bools or not."""
 
-PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "GatherBackward0"})
+PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "GatherBackward0", "IndexBackward0"})
 """Nodes that save, as `indices` or `index`, which rows were taken: positions are the same in each pass."""
+
+TABLES: Final = frozenset({OTHER, "indices", "index", *(name.removeprefix("_saved_") for name in MASKS)})
+"""Constants that may be tables and masks, of which a few batches may have others."""
 
 READ: Final = {
     torch.bool: np.bool_,
@@ -57,7 +63,7 @@ def arguments_of(node: Any, readers: list[Reader], sources: Any) -> tuple[tuple[
     for key, attribute, is_tensor in readers:
         if key == OTHER and is_tensor and sources[-1][0] is not None:
             continue  # it needs a gradient: no constant
-        value = _of_tensor(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
+        value = _of_saved(getattr(node, attribute)) if is_tensor else _plain(getattr(node, attribute))
         if value is not _ABSENT:
             found.append((key, value))
     return tuple(found)
@@ -88,8 +94,16 @@ def readers_of(kind: type) -> list[Reader]:
     return found
 
 
+def _of_saved(saved: Any) -> Any:
+    """Return what a saved tensor holds; of several, as one for each axis, all, None for an axis without one."""
+    if not isinstance(saved, tuple):
+        return _of_tensor(saved)
+    each = tuple(None if one.unpack_hook is None and one.data is None else _of_tensor(one) for one in saved)
+    return _ABSENT if _ABSENT in each else each
+
+
 def _of_tensor(saved: Any) -> Any:
-    """Return the number that a saved tensor without axes holds, or the shape and the sum of another.
+    """Return the number that a saved tensor without axes holds, or the shape and sums of another.
 
     Only what is in host memory is read. Hooks of saved tensors (checkpoints, offloading) may compute when a tensor is
     unpacked: what they hold is left out.
@@ -107,12 +121,29 @@ def _of_tensor(saved: Any) -> Any:
 
 
 def _summed(values: npt.NDArray[Any]) -> tuple[Any, ...]:
-    """Return the shape and the sum of a table; of floats also how many are finite, as a mask to be added holds -Inf."""
-    if values.dtype.kind != "f":
-        return (*values.shape, int(values.sum(dtype=np.int64)))
-    finite = np.isfinite(values)
-    total = float(values.sum(dtype=np.float64, where=finite))
-    return (*values.shape, int(finite.sum()), float(f"{total:.6g}"))
+    """Return the shape and the sum of a table, and one that is another where elements change places.
+
+    Of floats also how many are finite, as a mask to be added holds -Inf. A large mask is only counted; 0 follows.
+    """
+    if values.dtype.kind == "f":
+        finite = np.isfinite(values)
+        kept = values.astype(np.float64)
+        kept[~finite] = 0.0
+        kept = kept.ravel()
+        sums = (float(f"{float(total):.6g}") for total in (kept.sum(), kept @ _weights(len(kept))))
+        return (*values.shape, int(finite.sum()), *sums)
+    total = int(values.sum(dtype=np.int64))
+    if values.size > MOST_SUMMED:
+        return (*values.shape, total, 0)
+    flat = values.ravel().astype(np.int64)
+    return (*values.shape, total, int(flat @ np.arange(1, len(flat) + 1)))
+
+
+@lru_cache(maxsize=8)
+def _weights(count: int) -> npt.NDArray[np.float64]:
+    """Return numbers from 1 to 2, each another: the fractions of multiples of the golden ratio."""
+    fractions: npt.NDArray[np.float64] = np.modf(np.arange(count) * GOLDEN)[0]
+    return 1.0 + fractions
 
 
 def _array_of(tensor: Tensor) -> npt.NDArray[Any]:
@@ -136,3 +167,32 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_plain(x) for x in value)
     return _ABSENT
+
+
+def change_shown(key: str, was: Argument, now: Argument) -> str:
+    """Return a constant and another one in words.
+
+    >>> change_shown("approximate", "none", "tanh"), change_shown("indices", (8, 28, 168), (8, 28, 172))
+    ('none → tanh', 'a table with the sum 28 → one with its elements in other places')
+    """
+    before, after = (_shown(key, value) for value in (was, now))
+    return f"{before} → {'one with its elements in other places' if before == after else after}"
+
+
+def _shown(key: str, value: Argument) -> str:
+    if isinstance(value, tuple) and key in TABLES:
+        tables = [table for table in value if isinstance(table, tuple)] or [value]
+        return " and ".join(_shown_table(f"_saved_{key}" in MASKS, table) for table in tables)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def _shown_table(is_mask: bool, value: tuple[Any, ...]) -> str:
+    *shape, total, _ = value
+    if is_mask and isinstance(total, int):
+        return f"{total} of {math.prod(shape)} elements"
+    text = f"a table with the sum {total:.6g}"
+    if isinstance(total, float) and shape[-1] != math.prod(shape[:-1]):
+        return f"{text} of {shape[-1]} finite elements"
+    return text

@@ -26,8 +26,9 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.collectors.torch.operations.node_constants import MASKS, OTHER, Argument
+from trainsentry.collectors.torch.operations.node_constants import OTHER, TABLES, Argument, change_shown
 from trainsentry.collectors.torch.operations.pass_operations import NUMBERS_NODES, Operation, PassOperations
+from trainsentry.collectors.torch.operations.pass_shapes import PassShapes, Shapes
 from trainsentry.collectors.torch.passes.pass_forms import switches_of
 from trainsentry.collectors.torch.rows.step_rows import StepRows
 
@@ -49,9 +50,6 @@ LASTS_FOR_FEWER: Final = 4
 
 JUMP: Final = math.log(1.2)
 """Change of a number, |log ratio|, from which it is no step of a schedule."""
-
-TABLES: Final = frozenset({OTHER, "indices", "index", *(name.removeprefix("_saved_") for name in MASKS)})
-"""Constants that may be tables and masks, of which a few batches may have others."""
 
 SIZES: Final = frozenset({"start", "end", "length", "split_size"})
 NO_BOUND: Final = 2.0**31
@@ -140,32 +138,32 @@ class _Passes:
     """
 
     number: int = 0
-    shapes: Any = None
+    shapes: PassShapes = field(default_factory=PassShapes)
     condition: Any = None
     called: frozenset[str] = frozenset()
     modules: dict[str, _Module] = field(default_factory=dict)
     settled: Any = None
 
     def take(
-        self, shapes: Any, condition: Any, found: Mapping[str, list[Operation]], casts: Mapping[str, int]
+        self, shapes: Shapes, condition: Any, found: Mapping[str, list[Operation]], casts: Mapping[str, int]
     ) -> Iterator[_Change]:
         """Take in a pass; yield what its modules do otherwise than before."""
-        if found is self.settled and shapes == self.shapes and condition == self.condition:
+        if found is self.settled and shapes == self.shapes.last and condition == self.condition:
             self.number += 1
             return
         self.settled = None
         called, same_condition = frozenset(found), condition == self.condition
-        same_calls, same_shapes = called == self.called, shapes == self.shapes
-        self.number, self.shapes, self.condition, self.called = self.number + 1, shapes, condition, called
+        same_calls = called == self.called
+        self.number, self.condition, self.called = self.number + 1, condition, called
+        self.shapes.take(shapes, self.number)
         recast = [m for m, known in self.modules.items() if m in found and casts.get(m, 0) != known.casts.usual]
         for module, operations in found.items():
             known = self.modules.get(module)
             if known is None or not same_condition:
                 self.modules[module] = _module_of(operations, casts.get(module, 0), self.number, known)
                 continue
-            alike = same_shapes, same_shapes and same_calls
             yield from self._changed_casts(module, known.casts, casts.get(module, 0), is_common=len(recast) >= MANY)
-            for text, kind, lasted in _changes(known, operations, self.number, alike):
+            for text, kind, lasted in _changes(known, operations, self.number, self.shapes, same_calls=same_calls):
                 yield module, text, kind, lasted
         if not any(known.is_changing for known in self.modules.values()):
             self.settled = found
@@ -196,7 +194,7 @@ class OperationChanges:
         self._pass = PassOperations()
         self._reading = False
         self._root: NamedModule | None = None
-        self._shapes: tuple[Any, ...] = ()
+        self._shapes: Shapes = ()
         self._passes: defaultdict[tuple[str, int], _Passes] = defaultdict(_Passes)
         self._too_large: Counter[tuple[str, int]] = Counter()
         self._told = 0
@@ -264,12 +262,12 @@ def _module_of(operations: list[Operation], casts: int, number: int, before: _Mo
 
 
 def _changes(
-    known: _Module, operations: list[Operation], number: int, alike: tuple[bool, bool]
+    known: _Module, operations: list[Operation], number: int, shapes: PassShapes, *, same_calls: bool
 ) -> Iterator[tuple[str, float, int]]:
     """Yield what a module does otherwise than before: as text, its kind, and the passes that it has lasted.
 
-    `alike` says whether constants, and whether operations, are expected to be those of the pass before: not where
-    inputs have another shape, or other modules are called, as where layers are dropped.
+    What depends on the shape of the inputs may be another with it, and operations where other modules are called, as
+    where layers are dropped.
     """
     structure, held = _structure_of(operations), known.structure
     arguments = tuple(operation.arguments for operation in operations)
@@ -280,18 +278,18 @@ def _changes(
         return
     if structure != held.usual or held.lasted:
         was = held.usual
-        held.varies |= structure != was and not alike[1]
+        held.varies |= structure != was and not (same_calls and shapes.fit(held.since))
         if held.take(structure, number, *_enough_for(was, structure)):
             kind = OTHER_OPERATIONS if held.varies else PASSING
             yield f"operations: {_text_of_structure(was, structure)}", kind, held.lasted
         if held.usual != was:
             known.arguments, known.held = arguments, {}
     if structure == held.usual:
-        yield from _changed_arguments(known, operations, arguments, number, same_shapes=alike[0])
+        yield from _changed_arguments(known, operations, arguments, number, shapes)
 
 
 def _changed_arguments(
-    known: _Module, operations: list[Operation], arguments: tuple[Any, ...], number: int, *, same_shapes: bool
+    known: _Module, operations: list[Operation], arguments: tuple[Any, ...], number: int, shapes: PassShapes
 ) -> Iterator[tuple[str, float, int]]:
     """Yield the constants of a module's operations that are others than before, in the same way."""
     before, known.arguments = known.arguments, arguments
@@ -306,11 +304,11 @@ def _changed_arguments(
                 continue
             held = known.held.setdefault(place, _Held(values[key], known.structure.since))
             usual = held.usual
-            held.varies |= value != usual and not same_shapes
+            held.varies |= value != usual and not shapes.fit(held.since)
             if held.take(value, number, *_enough_for_argument(key, usual, value)):
                 kind = _kind_of(key, usual, value) if held.varies else PASSING
                 text = f"{'factor' if key == OTHER else key} of {_name(operations[at].name)}"
-                yield f"{text}: {_shown(key, usual)} → {_shown(key, value)}", kind, held.lasted
+                yield f"{text}: {change_shown(key, usual, value)}", kind, held.lasted
 
 
 def _is_checkpoint(structure: tuple[Any, ...]) -> bool:
@@ -380,21 +378,3 @@ def _enough_for_argument(key: str, was: Argument, now: Argument) -> tuple[int, i
     if key in SIZES and all(isinstance(size, (int, float)) and 0 < size < NO_BOUND for size in (was, now)):
         return SEEN_OF_SIZES, LASTS_FOR_FEWER
     return SEEN, LASTS_FOR_FEWER if isinstance(now, tuple) and key in TABLES else LASTS
-
-
-def _shown(key: str, value: Argument) -> str:
-    if isinstance(value, tuple) and key in TABLES:
-        return _shown_table(f"_saved_{key}" in MASKS, value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)
-
-
-def _shown_table(is_mask: bool, value: tuple[Any, ...]) -> str:
-    *shape, total = value
-    if is_mask and isinstance(total, int):
-        return f"{total} of {math.prod(shape)} elements"
-    text = f"a table with the sum {total:.6g}"
-    if isinstance(total, float) and shape[-1] != math.prod(shape[:-1]):
-        return f"{text} of {shape[-1]} finite elements"
-    return text

@@ -24,6 +24,9 @@ from trainsentry.collectors.torch.operations.operation_changes import OperationC
 reads_tensors = pytest.mark.skipif(not TELLS_HOOKS, reason="this torch does not tell of the hooks of saved tensors")
 
 
+MASK = torch.ones(8, 8, dtype=torch.bool).triu(1)
+
+
 class Rows:
     """Notes the rows of changes."""
 
@@ -152,6 +155,22 @@ def test_other_shapes_autocast_and_modes_are_taken_as_they_are():
     assert changes(evaluated) == []
 
 
+@pytest.mark.parametrize(("name", "value", "text"), [
+    ("approximate", "tanh", "approximate of gelu: none → tanh"),
+    ("act", torch.relu, "operations: with relu, without gelu"),
+])  # fmt: skip
+def test_what_no_length_changes_has_a_row_where_lengths_vary(name, value, text):
+    """Batches are padded to their longest sample. Beyond all lengths before, a program may take another way."""
+
+    def longer(net, step):
+        setattr(net.second, name, value)
+
+    told = changes(longer, rows=lambda step: 4 + step * 7 % 5)
+    assert f"operations.second: {text}" in {of for of, *_ in told}
+    assert changes(longer, rows=lambda step: 2 + step * 7 % 5 if step < 40 else 7 + step % 2) == []
+    assert changes(longer, rows=lambda step: 4 + step // 8 % 5) == [], "too few lengths are known to have no part in it"
+
+
 @reads_tensors
 @pytest.mark.parametrize("rotary", [True, False])
 def test_positions_that_are_off_by_one_have_a_row(rotary):
@@ -174,6 +193,45 @@ def test_positions_that_are_off_by_one_have_a_row(rotary):
     what = "factor of mul" if rotary else "indices of embedding"
     assert told[-1][0].startswith(f"operations.{module}: {what}: a table with the sum ")
     assert [kind for *_, kind in told] == [PASSING, PASSING, PASSING, OTHER_ARGUMENT]
+
+
+@reads_tensors
+@pytest.mark.parametrize(("many", "text"), [
+    (1, "indices of index: a table with the sum 28 → one with its elements in other places"),
+    (2, "a table with the sum 28 and a table with the sum 28 → one with its elements in other places"),
+], ids=["one axis", "two axes"])  # fmt: skip
+def test_elements_that_are_taken_from_other_places_have_a_row(many, text):
+    """A permutation changes no sum."""
+
+    class Taken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.order = torch.arange(8)
+
+        def forward(self, x):
+            return x[self.order] if many == 1 else x[self.order, self.order.flip(0)]
+
+    def rolled(net, step):
+        net.second.outer.order = torch.arange(8).roll(1)
+
+    def take(net):
+        net.second.outer, net.second.residual = Taken(), False
+
+    assert text in changes(rolled, change_net=take)[-1][0]
+
+
+@reads_tensors
+def test_a_mask_that_hides_other_elements_has_a_row():
+    """Of as many, as where it is shifted or transposed."""
+
+    def transposed(net, step):
+        net.second.act = lambda y: y.masked_fill(MASK.T, 0.0)
+
+    def hides(net):
+        net.second.act = lambda y: y.masked_fill(MASK, 0.0)
+
+    told = changes(transposed, change_net=hides)[-1][0]
+    assert "28 of 64 elements → one with its elements in other places" in told
 
 
 def test_numbers_that_are_random_have_no_rows():

@@ -65,7 +65,7 @@ def test_each_operation_belongs_to_the_innermost_module_with_its_sources_and_con
     assert (gelu.sources, gelu.arguments) == (("input",), (("approximate", "tanh"),))
     constants = {o.name: dict(o.arguments) for o in found["attention"]}
     assert constants["MulBackward0"] == {"other": 0.25}
-    assert constants["MaskedFillBackward0"] == {"mask": (5, 5, 10)}
+    assert constants["MaskedFillBackward0"] == {"mask": (5, 5, 10, 90)}
     assert constants["SoftmaxBackward0"] == {"dim": -1}
     assert found["mlp"] == [], "its operations are its modules'"
 
@@ -150,7 +150,7 @@ def test_a_mask_that_is_added_is_known_by_its_finite_elements():
             return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
 
     arguments = [dict(o.arguments) for o in listed(Added(), torch.randn(1, 2, 4, 8, requires_grad=True))[""]]
-    assert [a["attn_mask"] for a in arguments if "attn_mask" in a] == [(4, 4, 10, 0.0)]
+    assert [a["attn_mask"] for a in arguments if "attn_mask" in a] == [(4, 4, 10, 0.0, 0.0)]
 
 
 def test_two_ways_to_the_same_numbers_are_told_apart():
