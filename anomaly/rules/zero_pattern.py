@@ -8,6 +8,7 @@ import numpy as np
 from trainsentry.anomaly.anomaly import SHIFT, Anomaly
 from trainsentry.anomaly.finding import Finding
 from trainsentry.anomaly.rules.module_setting import Dropouts
+from trainsentry.anomaly.rules.padding_zeros import PaddingZeros
 from trainsentry.anomaly.rules.rule import Observed, Rule
 from trainsentry.anomaly.series_arrays import Floats, Integers, Mask, SeriesArrays, rows_where
 from trainsentry.collectors.series import ACTIVATION_INPUT, ACTIVATION_OUTPUT, SETTING, Series
@@ -77,6 +78,7 @@ class ZeroPatternRule(Rule):
         self._other, self._since = series.column(np.int64), series.column(np.int64)
         self._other_share = series.column(np.float64)
         self._steady_at = series.column(np.int64, -1)
+        self._padding, self._data_is_full = PaddingZeros(arrays), False  # whether the data is padded no more
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the tensors whose pattern has changed, by the first sample of the other one."""
@@ -95,17 +97,22 @@ class ZeroPatternRule(Rule):
         inputs = self._is_input.values[ids]
         some = ((count >= FEWEST) & (share >= SHARE)) | (inputs & (count >= FEWEST_OF_INPUT))
         now = np.where(count == 0, _NONE, np.where(some, _SOME, _MIXED))
+        lost = self._padding.take_in(ids, share, now == _SOME, other_size, record.step)
+        if (inputs & (share > 0)).any():
+            self._data_is_full = False
+        self._data_is_full |= bool((lost & inputs).any())
+        found = self._lost_masks(rows[lost], ids[lost]) if lost.any() and not self._data_is_full else []
         changed = self._take_in(ids, now, share, record.step)
         if not changed.any():
-            return []
+            return found
         self._count.values[ids[changed]] = 0
         changed &= ~(self._is_given.values[ids] & (share > 0))
         of_input = changed & inputs
         if of_input.any():
             changed = of_input & (share == 0)
         elif changed.sum() > max(1, MOST_AT_ONCE * len(ids)):
-            return []
-        found = [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(changed).tolist()]
+            return found
+        found += [self._finding(int(rows[i]), int(ids[i]), float(share[i])) for i in rows_where(changed).tolist()]
         return [replace(finding, alarm=False) for finding in found] if of_input.any() else found
 
     def _take_in(self, ids: Integers, now: Integers, share: Floats, step: int) -> Mask:
@@ -136,6 +143,16 @@ class ZeroPatternRule(Rule):
         high[ids] = np.where(begins, share, np.where(steady, np.maximum(high[ids], share), high[ids]))
         changed: Mask = (other[ids] >= CONFIRMED) & ~self._varies.values[ids]
         return changed
+
+    def _lost_masks(self, rows: Integers, ids: Integers) -> list[Finding]:
+        """Return the findings of tensors in which padding makes no zeros any more."""
+        found = []
+        for row, series_id in zip(rows.tolist(), ids.tolist(), strict=True):
+            usual, since, before = self._padding.told(series_id)
+            found.append(
+                Finding(series_id, row, SHIFT, self.name, "zeros", 0.0, usual, SCORE, step=since, last_clean=before)
+            )
+        return found
 
     def _finding(self, row: int, series_id: int, share: float) -> Finding:
         usual = float(self._low.values[series_id] + self._high.values[series_id]) / 2

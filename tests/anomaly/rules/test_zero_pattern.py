@@ -109,3 +109,25 @@ def test_dropouts_that_are_switched_leave_or_bring_zeros_by_right(alone, before,
     zeros = lambda s: {RELU: before if s < AT else after}  # noqa: E731
     assert run(alone, zeros, settings=lambda s: switched if s == AT else {}) == []
     assert run(alone, zeros) != []
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [("lost", True), ("packed", False), ("no padding in the data", False), ("one batch without", False)],
+)
+@pytest.mark.parametrize(("every", "at"), [(1, 120), (10, 320)])
+def test_a_mask_of_padding_that_is_lost_is_told_though_each_batch_has_another_length(alone, kind, is_told, every, at):
+    weights, draw = ("attention.drop.input.0", "activation_input"), np.random.default_rng(0)
+    lengths = draw.integers(5, 15, 500)
+    shares = draw.uniform(0.1, 0.4, 500)
+
+    def zeros_of(step):
+        gone = step in {120, 140} if kind == "one batch without" else step >= at
+        data = {DATA: 0.0 if gone and kind == "no padding in the data" else float(shares[step])}
+        return data | ({weights: 0.0 if gone else float(shares[step])} if step % every == 0 else {})
+
+    def numel(step):
+        return 2000 if kind == "packed" and step >= at else 100 * int(lengths[step])
+
+    found = run(alone, zeros_of, steps=range(at + 100), numel=numel)
+    assert found == ([(weights[0], at, 0.0)] if is_told else [])
