@@ -70,5 +70,5 @@ class OperationsRule(Rule):
         """Return what changed, with the constant before and after."""
         what, _, values = anomaly.statistic.partition(": ")
         was, _, now = values.partition(" → ")
-        change = f"its operations are others ({was})" if what == STRUCTURE else f"{what} is {now}, and was {was}"
+        change = f"it has other operations ({was})" if what == STRUCTURE else f"{what} is {now}, and was {was}"
         return f"{subject} is computed otherwise at step {anomaly.step}: {change}"

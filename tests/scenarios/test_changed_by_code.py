@@ -98,7 +98,7 @@ def test_a_mask_that_is_lost_between_two_modules_is_named_by_default(tmp_path, m
     assert len(monitor.incidents) == lost
     for incident in monitor.incidents:
         said = [suspect.evidence for suspect in incident.suspects]
-        assert f"its operations are others (without {'masked_fill' if model is Attention else 'relu'})" in said[0]
+        assert f"it has other operations (without {'masked_fill' if model is Attention else 'relu'})" in said[0]
         assert "no element of activation drop.input.0 is zero from step 100 on" in said[1]
     monitor.close()
 

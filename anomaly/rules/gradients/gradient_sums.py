@@ -118,7 +118,7 @@ class GradientSumsRule(Rule):
             return f"{subject} may have been changed at step {anomaly.step} after its module computed it"
         return (
             f"{subject} adds up to {anomaly.value:.3g} at step {anomaly.step}, the gradients at its module's output to "
-            f"{anomaly.expected:.3g}: something changes it after the backward pass, or has changed that output"
+            f"{anomaly.expected:.3g}: its backward pass is wrong, or something has changed the gradient or that output"
         )
 
 

@@ -53,7 +53,7 @@ def test_other_operations_of_many_modules_are_switched_on_purpose(alone, modules
     ("change", "says"),
     [
         ("approximate of gelu: none → tanh", "approximate of gelu is tanh, and was none"),
-        ("operations: with relu, without gelu", "its operations are others (with relu, without gelu)"),
+        ("operations: with relu, without gelu", "it has other operations (with relu, without gelu)"),
     ],
 )
 def test_the_sentence_says_what_was_changed(change, says):
