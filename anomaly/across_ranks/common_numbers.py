@@ -8,7 +8,13 @@ from typing import ClassVar, Final
 
 from trainsentry.anomaly.anomaly import REPLICA_MISMATCH, Anomaly, Detector
 from trainsentry.anomaly.rules.scalars.loss_above_start import LOSS
-from trainsentry.collectors.series import Series, option_parts
+from trainsentry.collectors.series import (
+    LEARNING_RATE,
+    REPEATED_RANDOM,
+    REPEATED_SAMPLES,
+    Series,
+    option_parts,
+)
 
 SCORE: Final = 60.0
 """Deviations: above every spike of healthy runs, and below the rules that compare the tensors themselves."""
@@ -20,7 +26,14 @@ APART: Final = 1e-3
 """Least difference, as a share of the larger number: other orders of additions make less."""
 
 MOST_NAMES: Final = 16
-"""Numbers of a run that are compared, the first that come: they go over the network at every step."""
+"""Numbers of a run that are compared beside the loss and the rate, the first that come: they go over the network at
+every step."""
+
+ALWAYS: Final = frozenset({LOSS, LEARNING_RATE})
+
+DIGITS: Final = 6
+"""Digits of a number that is rounded, or a count: minutes, a share of memory, or thousands of samples are equal on all
+ranks until one is past a boundary. The loss and norms have more, in float32 too."""
 
 BEFORE_GRADIENTS: Final = -1
 LAST_IN_STEP: Final = 2**31 - 1
@@ -35,7 +48,23 @@ Camps = Mapping[str, list[tuple[float, list[int]]]]
 
 def is_common(series: Series) -> bool:
     """Whether ranks may have a scalar in common: one of the whole training, no option, as these have few rows."""
-    return series.scalar and not series.module and option_parts(series.name) is None
+    of_tensors = series.name.partition(".")[0] in {REPEATED_SAMPLES, REPEATED_RANDOM}
+    return series.scalar and not series.module and not of_tensors and option_parts(series.name) is None
+
+
+class CommonSeries:
+    """Chooses the numbers of one rank that are compared."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def takes(self, series: Series) -> bool:
+        """Whether a series of the rank's table, each asked for once and in order, is compared."""
+        if not is_common(series):
+            return False
+        if series.name not in ALWAYS and len(self._names) < MOST_NAMES:
+            self._names.add(series.name)
+        return series.name in self._names or series.name in ALWAYS
 
 
 @dataclass(slots=True)
@@ -93,7 +122,8 @@ class _Number:
                 continue
             self._bind(rank, values, step)
             if known and _are_apart(value, values[bond.first]):
-                alike[bond.first] = min(bond.step, alike.get(bond.first, bond.step))
+                last = min(bond.step, step - 1)  # the run may have gone back
+                alike[bond.first] = min(last, alike.get(bond.first, last))
         return [odd for first, last in alike.items() for odd in _odd_ones({r: values[r] for r in groups[first]}, last)]
 
     def _bind(self, rank: int, values: Mapping[int, float], step: int) -> None:
@@ -121,8 +151,9 @@ class CommonNumbersRule(Detector):
 
     A reduced loss, the norm of all gradients and a rate are equal on all ranks; the ranks of tensor parallelism have a
     loss in common. One that parts was computed from other data, or from a part of them: a norm of a rank's own shards,
-    a loss that is reduced no more. Whole numbers are left out: ranks may count their own samples, which are equal until
-    a batch is shorter. Where several recorders compare, each leaves out what all its ranks have for themselves.
+    a loss that is reduced no more. Numbers of few digits are left out: ranks may count their own samples, which are
+    equal until a batch is shorter. Where several recorders compare, each leaves out what all its ranks have for
+    themselves.
     """
 
     name: ClassVar[str] = "common_numbers"
@@ -134,10 +165,10 @@ class CommonNumbersRule(Detector):
 
     def take(self, step: int, rank: int, name: str, value: float) -> None:
         """Take one rank's number of a step."""
-        if not math.isfinite(value) or value.is_integer():
+        if not math.isfinite(value) or value == float(f"{value:.{DIGITS}g}"):
             return
         if name not in self._numbers:
-            if len(self._numbers) == MOST_NAMES:
+            if len(self._numbers.keys() - ALWAYS) == MOST_NAMES and name not in ALWAYS:
                 return
             self._numbers[name] = _Number()
         self._steps.setdefault(step, {}).setdefault(rank, {})[name] = value
@@ -147,7 +178,7 @@ class CommonNumbersRule(Detector):
         for name, camps in part.items():
             for value, ranks in camps:
                 for rank in ranks:
-                    self.take(step, rank, name, value)
+                    self.take(step, rank, name, float(value))
 
     def go_back(self, step: int, rank: int) -> None:
         """Forget the numbers of one rank for steps from `step` on."""

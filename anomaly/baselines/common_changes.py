@@ -46,7 +46,8 @@ YOUNG_COMMON: Final = 16.0
 """Added to the deviation, divided by the square of the number of samples: a third at seven, nothing at fifty."""
 
 CARRIES_ON: Final = 16
-"""Samples for which updates that carry momentum may be as large as the gradients of one sample made them."""
+"""Samples for which updates that carry momentum may be as large as the gradients of one sample made them: a momentum of
+0.9 keeps a fifth of it for as long."""
 
 LEAST_COMMON: Final = 5.0
 """Least score of a common change that an alarm lists, in deviations."""
@@ -151,7 +152,7 @@ class CommonChanges:
         """Return how far a group may rise in addition, in log units; what follows gradients rises with them."""
         name = self.groups.names[number]
         if name == GRADIENT:
-            self._risen.append(change if learned else 0.0)
+            self._risen.append(max(change, 0.0) if learned else 0.0)
         if name in {UPDATE, MOMENT_DIRECTION}:
             return max(self._risen, default=0.0)
         return learned if name in FALLING else 0.0
@@ -198,6 +199,7 @@ class CommonChanges:
     def expect_change(self) -> None:
         """Take the next sample of every group as its level."""
         self._baseline.reset(slice(None))
+        self._risen.clear()
 
     def saved(self) -> dict[str, Any]:
         """Return plain data, in the order of the groups."""

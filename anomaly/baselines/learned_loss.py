@@ -27,6 +27,10 @@ YET: Final = 8
 a run of thousands of steps a loss of a vision transformer swung over four decades, from batch to batch. The last `YET`
 do not count: a leap may take two steps to be told."""
 
+MOST_FALLEN: Final = math.log(30)
+"""Largest fall since the start that counts for gradients, which rose up to 66-fold in healthy runs; 2.5-fold they may
+rise anyway. A sum over many ranks is found by its factor, which lasts."""
+
 SWINGS: Final = 16
 """Losses before the last `YET` whose range is how far the loss falls and rises now: where it falls by decades within
 some steps, as a model that has found the solution, one that is still lower is nothing new."""
@@ -62,15 +66,21 @@ class LearnedLoss:
         return np.fmin(np.fmax(starts + math.log(SHARE) - usual, 0.0), most)
 
     def least(self, ids: Sequence[int]) -> Floats:
-        """Return the size down to which a loss may fall: below its least one lately by their range; Inf if unknown."""
-        lately = [list(self._swings[i])[:-YET] for i in ids]
-        return np.array([2 * min(sizes) - max(sizes) if sizes else math.inf for sizes in lately])
+        """Return the size down to which a loss may fall: below those of lately by their range; Inf if unknown.
+
+        One outlier on each side does not count.
+        """
+        lately = [sorted(list(self._swings[i])[:-YET]) for i in ids]
+        return np.array([2 * sizes[1] - sizes[-2] if len(sizes) > 1 else math.inf for sizes in lately])
 
     def fallen(self, ids: Sequence[int], usual: Floats) -> float:
-        """Return how far the usual losses lie below their start, in log units; 0 unless all are learned."""
+        """Return how far the usual losses lie below their start, in log units, up to `MOST_FALLEN`.
+
+        It is 0 unless all are learned.
+        """
         falls = [self._start.get(i, (-math.inf, 0))[0] - size for i, size in zip(ids, usual.tolist(), strict=True)]
         least = min(falls, default=0.0)
-        return least if least > -math.log(SHARE) else 0.0
+        return min(least, MOST_FALLEN) if least > -math.log(SHARE) else 0.0
 
     def saved(self) -> dict[str, list[float]]:
         """Return plain data, by series id."""

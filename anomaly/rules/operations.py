@@ -20,6 +20,9 @@ MANY: Final = 3
 STRUCTURE: Final = "operations"
 """What a change begins with that is not one of a constant."""
 
+KINDS_OF_MANY: Final = (f"{STRUCTURE}: ", "the same in another order")
+"""What changes in many modules at once on purpose say: masks of weights that are pruned move together too."""
+
 
 class OperationsRule(Rule):
     """Judges the rows of `operations`, which the collector makes of a change until it has lasted for some passes.
@@ -47,14 +50,14 @@ class OperationsRule(Rule):
         rows = rows_where(self._is_change.values[record.where]).tolist()
         names = [observed.table.series[record.ids[row]].name.partition(".")[2] for row in rows]
         changes = [name.partition(": ")[::2] for name in names]
-        is_common = len({module for module, change in changes if change.startswith(STRUCTURE)}) >= MANY
+        of_many = {kind for kind in KINDS_OF_MANY if len({m for m, change in changes if kind in change}) >= MANY}
         for row, (module, change) in zip(rows, changes, strict=True):
             kind, is_first = float(record.values[row, VALUE]), record.values[row, MIN] <= 1
             place = module, change.partition(": ")[0]
             if is_first or place not in self._began:
                 self._began[place] = record.step, max((s for s in self._sampled if s < record.step), default=-1)
             step, before = self._began[place]
-            alarm = kind in (OTHER_OPERATIONS, OTHER_ARGUMENT) and not (is_common and change.startswith(STRUCTURE))
+            alarm = kind in (OTHER_OPERATIONS, OTHER_ARGUMENT) and not any(each in change for each in of_many)
             detail = (OPTION_CHANGE, self.name, change, kind, 0.0, SCORE, alarm)
             name = "output.0" if module == MODEL else f"{module}.output.0"
             finding = Finding(

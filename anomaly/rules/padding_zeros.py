@@ -10,10 +10,12 @@ PADDED: Final = 30
 """Samples in a row with zeros that make a mask of padding: a batch whose samples have one length has none."""
 
 GONE: Final = 6
-"""Samples in a row without any, after which the mask is lost."""
+"""Samples in a row without any, after which the mask is lost: where one batch in ten has no padding, so many in a row
+come by chance once in a million."""
 
 LENGTHS: Final = 3
-"""Samples among those that have another size than the one before: batches that are packed need no padding."""
+"""Samples among those, half of them, that have another size than the one before: batches that are packed need no
+padding."""
 
 
 class PaddingZeros:
@@ -24,6 +26,16 @@ class PaddingZeros:
         self._padded, self._gone, self._lengths = (series.column(np.int64) for _ in range(3))
         self._least, self._most = series.column(np.float64, np.inf), series.column(np.float64)
         self._since, self._before = series.column(np.int64, -1), series.column(np.int64, -1)
+
+    def reset(self) -> None:
+        """Forget all masks, where dropouts are changed."""
+        self._padded.values[:] = 0
+        self._gone.values[:] = 0
+
+    def has_zeros(self, ids: Integers) -> Mask:
+        """Return which tensors have had zeros for long enough, until they lost them, shape (n,)."""
+        known: Mask = self._padded.values[ids] >= PADDED
+        return known
 
     def take_in(self, ids: Integers, share: Floats, some: Mask, resized: Mask, step: int) -> Mask:
         """Take in shares of zeros; return which tensors have lost them for long enough, shape (n,).

@@ -78,13 +78,16 @@ class ZeroPatternRule(Rule):
         self._other, self._since = series.column(np.int64), series.column(np.int64)
         self._other_share = series.column(np.float64)
         self._steady_at = series.column(np.int64, -1)
-        self._padding, self._data_is_full = PaddingZeros(arrays), False  # whether the data is padded no more
+        self._padding = PaddingZeros(arrays)
+        self._padded_inputs: set[int] = set()
+        self._full_inputs: set[int] = set()  # those that are padded no more
 
     def judge(self, observed: Observed) -> list[Finding]:
         """Return the tensors whose pattern has changed, by the first sample of the other one."""
         record = observed.record
         if self._dropouts.are_changed_by(record):
             self._count.values[:] = 0
+            self._padding.reset()
         finite = np.isfinite(record.columns[ZEROS]) & (record.columns[NORM] > 0)
         rows = rows_where(self._follows.values[record.where] & finite & (observed.numel >= FEWEST) & ~observed.excused)
         if not len(rows):
@@ -98,10 +101,8 @@ class ZeroPatternRule(Rule):
         some = ((count >= FEWEST) & (share >= SHARE)) | (inputs & (count >= FEWEST_OF_INPUT))
         now = np.where(count == 0, _NONE, np.where(some, _SOME, _MIXED))
         lost = self._padding.take_in(ids, share, now == _SOME, other_size, record.step)
-        if (inputs & (share > 0)).any():
-            self._data_is_full = False
-        self._data_is_full |= bool((lost & inputs).any())
-        found = self._lost_masks(rows[lost], ids[lost]) if lost.any() and not self._data_is_full else []
+        self._note_data(ids[inputs], share[inputs], lost[inputs])
+        found = self._lost_masks(rows[lost], ids[lost]) if 0 < lost.sum() <= MOST_AT_ONCE * len(ids) else []
         changed = self._take_in(ids, now, share, record.step)
         if not changed.any():
             return found
@@ -144,13 +145,36 @@ class ZeroPatternRule(Rule):
         changed: Mask = (other[ids] >= CONFIRMED) & ~self._varies.values[ids]
         return changed
 
+    def _note_data(self, ids: Integers, share: Floats, lost: Mask) -> None:
+        """Note which inputs of the model are padded, and which are no more."""
+        self._padded_inputs.update(ids[self._padding.has_zeros(ids)].tolist())
+        self._full_inputs.difference_update(ids[share > 0].tolist())
+        self._full_inputs.update(ids[lost].tolist())
+
     def _lost_masks(self, rows: Integers, ids: Integers) -> list[Finding]:
-        """Return the findings of tensors in which padding makes no zeros any more."""
+        """Return the findings of tensors in which padding makes no zeros any more.
+
+        They are no alarm where no input of the model showed it: then the data may be padded no more.
+        """
+        if self._full_inputs:
+            return []
         found = []
         for row, series_id in zip(rows.tolist(), ids.tolist(), strict=True):
             usual, since, before = self._padding.told(series_id)
             found.append(
-                Finding(series_id, row, SHIFT, self.name, "zeros", 0.0, usual, SCORE, step=since, last_clean=before)
+                Finding(
+                    series_id,
+                    row,
+                    SHIFT,
+                    self.name,
+                    "zeros",
+                    0.0,
+                    usual,
+                    SCORE,
+                    step=since,
+                    last_clean=before,
+                    alarm=bool(self._padded_inputs),
+                )
             )
         return found
 

@@ -23,7 +23,7 @@ from trainsentry.collectors.series import (
 from trainsentry.collectors.statistics import COLUMNS
 from trainsentry.exporters.files.foreign_fields import Kind, checked, objects, sizes, text
 from trainsentry.exporters.files.foreign_files import MAX_OBJECT_BYTES, InputError, read_object
-from trainsentry.monitor.recorder.ranks.comparison import Comparison, differences, is_compared
+from trainsentry.monitor.recorder.ranks.comparison import ComparedSeries, Comparison, differences
 from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, is_global
 
 Records = Iterator[StepRecord]
@@ -71,12 +71,12 @@ def _parts(
     rank: int, table: SeriesTable, records: Records, graph: Mapping[str, Any]
 ) -> Iterator[tuple[int, StepRecord]]:
     """Yield the compared rows of each record, with a row for each collective call."""
-    wanted = np.zeros(0, bool)
+    wanted, compared = np.zeros(0, bool), ComparedSeries()
     calls = _Calls(table, graph)
     for record in records:
         new = table.series[len(wanted) :]
         if new:
-            wanted = np.append(wanted, [is_global(s) or (is_compared(s) and _is_known(s)) for s in new])
+            wanted = np.append(wanted, [(compared.takes(s) and _is_known(s)) or is_global(s) for s in new])
         yield rank, calls.added(record.select(wanted[record.ids]))
 
 

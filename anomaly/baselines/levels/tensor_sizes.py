@@ -16,7 +16,10 @@ NONE: Final = (np.inf, 0.0)
 
 
 class TensorSizes:
-    """The smallest and the largest size of each series over its last `LATELY` samples, and up to as many before."""
+    """The smallest and the largest size of each series over its last `LATELY` samples, and up to as many before.
+
+    A size beyond them widens the range: the next one of those that vary is within it.
+    """
 
     def __init__(self, arrays: SeriesArrays) -> None:
         self._ranges = [arrays.series.column(np.float64, none) for _ in range(2) for none in NONE]

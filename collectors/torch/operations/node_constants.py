@@ -19,6 +19,10 @@ MOST_SUMMED: Final = 1 << 16
 """Elements of a constant table that are summed by their places too, some 100 µs."""
 
 GOLDEN: Final = (math.sqrt(5) - 1) / 2
+"""The golden ratio, whose multiples have fractions that are spread evenly and never the same."""
+
+ANOTHER_ORDER: Final = "the same in another order"
+"""How a table is told of whose elements have changed places."""
 
 OTHER: Final = "other"
 FACTORS: Final = frozenset({"MulBackward0", "DivBackward0"})
@@ -32,6 +36,9 @@ PLACES: Final = frozenset({"EmbeddingBackward0", "IndexSelectBackward0", "Gather
 
 TABLES: Final = frozenset({OTHER, "indices", "index", *(name.removeprefix("_saved_") for name in MASKS)})
 """Constants that may be tables and masks, of which a few batches may have others."""
+
+LEAST_OF_TABLE: Final = 2
+"""Numbers that stand for a table, beside its shape: its sum, and the one by places."""
 
 READ: Final = {
     torch.bool: np.bool_,
@@ -130,20 +137,26 @@ def _summed(values: npt.NDArray[Any]) -> tuple[Any, ...]:
         kept = values.astype(np.float64)
         kept[~finite] = 0.0
         kept = kept.ravel()
-        sums = (float(f"{float(total):.6g}") for total in (kept.sum(), kept @ _weights(len(kept))))
+        by_place = (kept * _weights()[: len(kept)]).sum()  # a product of vectors would wake the threads of BLAS
+        sums = (float(f"{float(total):.6g}") for total in (kept.sum(), by_place))
         return (*values.shape, int(finite.sum()), *sums)
     total = int(values.sum(dtype=np.int64))
     if values.size > MOST_SUMMED:
         return (*values.shape, total, 0)
     flat = values.ravel().astype(np.int64)
-    return (*values.shape, total, int(flat @ np.arange(1, len(flat) + 1)))
+    return (*values.shape, total, int((flat * _places()[: len(flat)]).sum()))
 
 
-@lru_cache(maxsize=8)
-def _weights(count: int) -> npt.NDArray[np.float64]:
-    """Return numbers from 1 to 2, each another: the fractions of multiples of the golden ratio."""
-    fractions: npt.NDArray[np.float64] = np.modf(np.arange(count) * GOLDEN)[0]
+@lru_cache(maxsize=1)
+def _weights() -> npt.NDArray[np.float64]:
+    """Return `MOST_SUMMED` numbers from 1 to 2, each another."""
+    fractions: npt.NDArray[np.float64] = np.modf(np.arange(MOST_SUMMED) * GOLDEN)[0]
     return 1.0 + fractions
+
+
+@lru_cache(maxsize=1)
+def _places() -> npt.NDArray[np.int64]:
+    return np.arange(1, MOST_SUMMED + 1)
 
 
 def _array_of(tensor: Tensor) -> npt.NDArray[Any]:
@@ -173,19 +186,37 @@ def change_shown(key: str, was: Argument, now: Argument) -> str:
     """Return a constant and another one in words.
 
     >>> change_shown("approximate", "none", "tanh"), change_shown("indices", (8, 28, 168), (8, 28, 172))
-    ('none → tanh', 'a table with the sum 28 → one with its elements in other places')
+    ('none → tanh', 'a table with the sum 28 → the same in another order')
     """
     before, after = (_shown(key, value) for value in (was, now))
-    return f"{before} → {'one with its elements in other places' if before == after else after}"
+    if before == after:
+        before, after = (_shown(key, was), ANOTHER_ORDER) if is_reordered(key, was, now) else (repr(was), repr(now))
+    return f"{before} → {after}"
+
+
+def is_reordered(key: str, was: Argument, now: Argument) -> bool:
+    """Whether two different constants are tables of one shape and sum."""
+    if key not in TABLES or not (isinstance(was, tuple) and isinstance(now, tuple)) or len(was) != len(now):
+        return False
+    pairs = list(zip(was, now, strict=True))
+    if any(isinstance(one, tuple) for one in was):
+        return all(one == other or is_reordered(key, one, other) for one, other in pairs)
+    return len(was) > LEAST_OF_TABLE and was[:-1] == now[:-1]
 
 
 def _shown(key: str, value: Argument) -> str:
-    if isinstance(value, tuple) and key in TABLES:
+    if isinstance(value, tuple) and key in TABLES and _holds_tables(value):
         tables = [table for table in value if isinstance(table, tuple)] or [value]
         return " and ".join(_shown_table(f"_saved_{key}" in MASKS, table) for table in tables)
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)
+
+
+def _holds_tables(value: tuple[Any, ...]) -> bool:
+    """Whether a constant is a table, or one for each axis: an index may be a single number."""
+    nested = [part for part in value if isinstance(part, tuple)]
+    return bool(nested) or len(value) > LEAST_OF_TABLE
 
 
 def _shown_table(is_mask: bool, value: tuple[Any, ...]) -> str:

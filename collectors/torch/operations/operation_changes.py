@@ -26,7 +26,7 @@ from trainsentry.collectors.series import (
 )
 from trainsentry.collectors.shared.model_graph import NamedModule
 from trainsentry.collectors.statistics import VALUE
-from trainsentry.collectors.torch.operations.node_constants import OTHER, TABLES, Argument, change_shown
+from trainsentry.collectors.torch.operations.node_constants import OTHER, TABLES, Argument, change_shown, is_reordered
 from trainsentry.collectors.torch.operations.pass_operations import NUMBERS_NODES, Operation, PassOperations
 from trainsentry.collectors.torch.operations.pass_shapes import PassShapes, Shapes
 from trainsentry.collectors.torch.passes.pass_forms import switches_of
@@ -41,6 +41,10 @@ was another since the run began: the sum of a mask of padding is the same for fi
 
 SEEN_FOR_FEWER: Final = 8
 """The same where operations are only left out, or only added: layers drop out at random, and experts get no token."""
+
+SEEN_FOR_ORDER: Final = 40
+"""The same for a table whose elements only change places: programs shuffle, and move the weights that they keep, every
+so often."""
 
 LASTS: Final = 2
 """Passes that a change must last: some batches take another branch, as those without an object to find."""
@@ -377,4 +381,6 @@ def _enough_for_argument(key: str, was: Argument, now: Argument) -> tuple[int, i
     """Return the passes that a constant must have been the same before, and how many another one must last."""
     if key in SIZES and all(isinstance(size, (int, float)) and 0 < size < NO_BOUND for size in (was, now)):
         return SEEN_OF_SIZES, LASTS_FOR_FEWER
+    if is_reordered(key, was, now):
+        return SEEN_FOR_ORDER, LASTS_FOR_FEWER
     return SEEN, LASTS_FOR_FEWER if isinstance(now, tuple) and key in TABLES else LASTS

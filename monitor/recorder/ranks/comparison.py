@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainsentry.anomaly.across_ranks.common_numbers import CommonNumbersRule, is_common
+from trainsentry.anomaly.across_ranks.common_numbers import CommonNumbersRule, CommonSeries
 from trainsentry.anomaly.across_ranks.peers import PeerRule, RankReport
 from trainsentry.anomaly.across_ranks.reductions import ReductionRule
 from trainsentry.anomaly.across_ranks.replicas import explained_by_calls
@@ -37,12 +37,18 @@ MEASURED: Final = frozenset({STEP_SECONDS, OUTSIDE_SECONDS, COMMUNICATION_SECOND
 """Scalars of a rank's times and calls, which it has for itself."""
 
 
-def is_compared(series: Series) -> bool:
-    """Whether the comparison needs a series."""
-    if series.scalar:
-        return series.name in MEASURED or is_common(series)
-    data = series.quantity == ACTIVATION_INPUT and series.module == ""
-    return data or series.quantity == GRADIENT_UNREDUCED or series.quantity in COMMUNICATION_QUANTITIES
+class ComparedSeries:
+    """Chooses the series of one rank that the comparison needs."""
+
+    def __init__(self) -> None:
+        self._numbers = CommonSeries()
+
+    def takes(self, series: Series) -> bool:
+        """Whether a series of the rank's table, each asked for once and in order, is needed."""
+        if series.scalar:
+            return series.name in MEASURED or self._numbers.takes(series)
+        data = series.quantity == ACTIVATION_INPUT and series.module == ""
+        return data or series.quantity == GRADIENT_UNREDUCED or series.quantity in COMMUNICATION_QUANTITIES
 
 
 class Comparison:
@@ -59,7 +65,7 @@ class Comparison:
         self._numbers = CommonNumbersRule()
         self._reports: dict[int, dict[int, RankReport]] = {}
         self._sides: dict[int, dict[int, dict[str, Side]]] = {}
-        self._wanted: dict[int, tuple[SeriesTable, npt.NDArray[np.bool_]]] = {}
+        self._wanted: dict[int, tuple[SeriesTable, npt.NDArray[np.bool_], ComparedSeries]] = {}
         self._found: dict[int, dict[int, list[Anomaly]]] = {}
         self._through: dict[int, int] = {}
         self._judged = -1
@@ -95,12 +101,12 @@ class Comparison:
 
     def _wanted_of(self, rank: int, table: SeriesTable) -> npt.NDArray[np.bool_]:
         """Return a mask of the rank's series that are compared."""
-        known, wanted = self._wanted.get(rank, (table, np.zeros(0, bool)))
+        known, wanted, compared = self._wanted.get(rank, (None, np.zeros(0, bool), ComparedSeries()))
         if known is not table:
-            wanted = np.zeros(0, bool)
+            wanted, compared = np.zeros(0, bool), ComparedSeries()
         if len(wanted) < len(table.series):
-            wanted = np.append(wanted, [is_compared(s) for s in table.series[len(wanted) :]])
-        self._wanted[rank] = table, wanted
+            wanted = np.append(wanted, [compared.takes(s) for s in table.series[len(wanted) :]])
+        self._wanted[rank] = table, wanted, compared
         return wanted
 
     def take_parts(self, source: int, message: dict[str, Any]) -> None:

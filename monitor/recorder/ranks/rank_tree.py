@@ -12,7 +12,7 @@ from trainsentry.collectors.record import StepRecord
 from trainsentry.collectors.series import SeriesTable
 from trainsentry.monitor.recorder import messages
 from trainsentry.monitor.recorder.ranks import framing, peer_messages
-from trainsentry.monitor.recorder.ranks.comparison import Comparison, differences, is_compared
+from trainsentry.monitor.recorder.ranks.comparison import ComparedSeries, Comparison, differences
 from trainsentry.monitor.recorder.ranks.network import Network, new_selector
 from trainsentry.monitor.recorder.ranks.peer_messages import InvalidMessage, PeerMessages, checked_record
 from trainsentry.monitor.recorder.ranks.shard_assembly import ShardAssembly, may_have_replicas
@@ -83,7 +83,7 @@ class RankTree:
         self._checks = PeerMessages(position.ranks)
         self._invalid: Counter[int] = Counter()
         self._far_ahead: set[int] = set()
-        self._wanted = np.zeros(0, bool)
+        self._wanted, self._compared = np.zeros(0, bool), ComparedSeries()
         self._asked: set[int] = set()
         self._known_children: set[int] = set()
         self._gone: set[int] = set()
@@ -101,7 +101,7 @@ class RankTree:
         """Send this rank's parts of tensors that ranks share, or keep them until all parts have arrived."""
         new = self.owner.table.series[len(self._wanted) :]
         if new:
-            self._wanted = np.append(self._wanted, [may_have_replicas(s) or is_compared(s) for s in new])
+            self._wanted = np.append(self._wanted, [may_have_replicas(s) or self._compared.takes(s) for s in new])
         rows = record.select(self._wanted[record.ids])
         if self.assembly is not None:
             self._take(self.assembly, self.position.rank, rows)

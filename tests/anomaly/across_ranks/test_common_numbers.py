@@ -4,15 +4,19 @@ import random
 
 import pytest
 
-from trainsentry.anomaly.across_ranks.common_numbers import LEARNED, MOST_NAMES, CommonNumbersRule
+from trainsentry.anomaly.across_ranks.common_numbers import LEARNED, MOST_NAMES, CommonNumbersRule, CommonSeries
 from trainsentry.anomaly.incidents.ranking import rank
 from trainsentry.anomaly.incidents.sentence import evidence, summary
+from trainsentry.collectors.series import Series
+
+FINE = 1.23456789
+"""Makes a number of many digits of one with few."""
 
 
-def judged(rule, step, values, name="grad_norm"):
+def judged(rule, step, values, name="grad_norm", digits=FINE):
     for number, value in enumerate(values):
         if value is not None:
-            rule.take(step, number, name, value)
+            rule.take(step, number, name, value * digits)
     return rule.judge(step)
 
 
@@ -48,8 +52,8 @@ def test_the_sentence_has_both_numbers_and_the_last_common_step():
     common(rule, 30, 3)
     [found] = judged(rule, 30, (0.5, 0.125, 0.5))
     assert evidence(found) == (
-        "grad_norm is 0.125 on rank 1 and 0.5 on the other ranks at step 30; up to step 29 these ranks had the same "
-        "number to the bit"
+        "grad_norm is 0.154321 on rank 1 and 0.617284 on the other ranks at step 30; up to step 29 these ranks had the "
+        "same number to the bit"
     )
 
 
@@ -58,7 +62,7 @@ def test_of_two_ranks_none_is_blamed():
     common(rule, 30, 2)
     [found] = judged(rule, 30, (0.5, 0.125))
     assert "on another at step 30, a tie: it is unknown which rank is right" in evidence(found)
-    assert summary(rank([found], 10)).startswith("Since step 30: grad_norm is 0.125 on rank 1")
+    assert summary(rank([found], 10)).startswith("Since step 30: grad_norm is 0.154321 on rank 1")
 
 
 def test_peers_of_tensor_parallelism_have_a_loss_in_common_and_other_ranks_their_own():
@@ -73,16 +77,41 @@ def test_losses_of_each_rank_and_numbers_of_few_values_are_in_common_by_chance_o
     rule, choice = CommonNumbersRule(), random.Random(0)
     for step in range(3000):
         assert judged(rule, step, [choice.random() for _ in range(4)], "loss") == []
-        assert judged(rule, step, [choice.choice((0.25, 0.5, 0.75)) for _ in range(2)], "accuracy") == []
+        assert judged(rule, step, [choice.choice((0.25, 0.5, 0.75)) for _ in range(2)], "accuracy", 1.0) == []
 
 
-@pytest.mark.parametrize("value", [lambda step: 32.0 * step, lambda step: 0.001], ids=["whole", "constant"])
-def test_counts_and_numbers_that_never_change_may_part(value):
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (lambda step: 32.0 * step, 3200.5),
+        (lambda step: 32 * step / 1000, 3.19),
+        (lambda step: round(step / 7, 1), 14.2),
+        (lambda step: 0.0012345678, 0.5123456789),
+    ],
+    ids=["samples", "thousands of samples", "minutes", "constant"],
+)
+def test_counts_rounded_numbers_and_those_that_never_change_may_part(value, other):
     """Samples seen are equal until a batch is shorter; nobody knows of a constant whether ranks compute it alike."""
     rule = CommonNumbersRule()
     for step in range(100):
-        assert judged(rule, step, [value(step)] * 2) == []
-    assert judged(rule, 100, [value(100), value(100) + 0.5]) == []
+        assert judged(rule, step, [value(step)] * 2, digits=1.0) == []
+    assert judged(rule, 100, [value(100), other], digits=1.0) == []
+
+
+def test_after_a_rollback_the_last_common_step_is_one_before():
+    rule = CommonNumbersRule()
+    common(rule, 40, 3)
+    rule.go_back(30, 0)
+    [found] = judged(rule, 30, (0.5, 0.7, 0.5))
+    assert (found.rank, found.last_clean) == (1, 29)
+
+
+def test_the_loss_and_the_rate_are_compared_however_many_numbers_come_before():
+    chosen = CommonSeries()
+    names = [*(f"n{i}" for i in range(MOST_NAMES + 5)), "loss", "learning_rate"]
+    taken = [name for name in names if chosen.takes(Series(name, name, scalar=True))]
+    assert taken == [*names[:MOST_NAMES], "loss", "learning_rate"]
+    assert not chosen.takes(Series("repeated_samples.input.0", "repeated_samples.input.0", scalar=True))
 
 
 def test_too_few_common_values_are_chance():

@@ -113,7 +113,15 @@ def test_dropouts_that_are_switched_leave_or_bring_zeros_by_right(alone, before,
 
 @pytest.mark.parametrize(
     ("kind", "is_told"),
-    [("lost", True), ("packed", False), ("no padding in the data", False), ("one batch without", False)],
+    [
+        ("lost", True),
+        ("packed", False),
+        ("no padding in the data", False),
+        ("no padding in one of two inputs", False),
+        ("one batch without", False),
+        ("unknown data", False),
+        ("no dropout", False),
+    ],
 )
 @pytest.mark.parametrize(("every", "at"), [(1, 120), (10, 320)])
 def test_a_mask_of_padding_that_is_lost_is_told_though_each_batch_has_another_length(alone, kind, is_told, every, at):
@@ -123,11 +131,19 @@ def test_a_mask_of_padding_that_is_lost_is_told_though_each_batch_has_another_le
 
     def zeros_of(step):
         gone = step in {120, 140} if kind == "one batch without" else step >= at
-        data = {DATA: 0.0 if gone and kind == "no padding in the data" else float(shares[step])}
+        data = {DATA: 0.0 if gone and kind.startswith("no padding in") else float(shares[step])}
+        if kind == "no padding in one of two inputs":
+            data[("input.1", "activation_input")] = 0.5
+        if kind == "unknown data":
+            data = {DATA: 0.0}
         return data | ({weights: 0.0 if gone else float(shares[step])} if step % every == 0 else {})
 
     def numel(step):
         return 2000 if kind == "packed" and step >= at else 100 * int(lengths[step])
 
-    found = run(alone, zeros_of, steps=range(at + 100), numel=numel)
+    def settings(step):
+        switched = {(f"setting.drop{i}.p",) * 2: 0.0 for i in range(3)}
+        return switched if kind == "no dropout" and step == at else {}
+
+    found = run(alone, zeros_of, steps=range(at + 100), numel=numel, settings=settings)
     assert found == ([(weights[0], at, 0.0)] if is_told else [])

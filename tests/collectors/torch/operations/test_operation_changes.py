@@ -197,8 +197,8 @@ def test_positions_that_are_off_by_one_have_a_row(rotary):
 
 @reads_tensors
 @pytest.mark.parametrize(("many", "text"), [
-    (1, "indices of index: a table with the sum 28 → one with its elements in other places"),
-    (2, "a table with the sum 28 and a table with the sum 28 → one with its elements in other places"),
+    (1, "indices of index: a table with the sum 28 → the same in another order"),
+    (2, "a table with the sum 28 and a table with the sum 28 → the same in another order"),
 ], ids=["one axis", "two axes"])  # fmt: skip
 def test_elements_that_are_taken_from_other_places_have_a_row(many, text):
     """A permutation changes no sum."""
@@ -231,7 +231,7 @@ def test_a_mask_that_hides_other_elements_has_a_row():
         net.second.act = lambda y: y.masked_fill(MASK, 0.0)
 
     told = changes(transposed, change_net=hides)[-1][0]
-    assert "28 of 64 elements → one with its elements in other places" in told
+    assert "28 of 64 elements → the same in another order" in told
 
 
 def test_numbers_that_are_random_have_no_rows():
