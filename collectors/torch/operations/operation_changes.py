@@ -283,7 +283,8 @@ def _changes(
     if structure != held.usual or held.lasted:
         was = held.usual
         held.varies |= structure != was and not (same_calls and shapes.fit(held.since))
-        if held.take(structure, number, *_enough_for(was, structure)):
+        seen, lasts = _enough_for(was, structure)
+        if held.take(structure, number, seen, shapes.least_lasting(lasts)):
             kind = OTHER_OPERATIONS if held.varies else PASSING
             yield f"operations: {_text_of_structure(was, structure)}", kind, held.lasted
         if held.usual != was:
@@ -309,7 +310,8 @@ def _changed_arguments(
             held = known.held.setdefault(place, _Held(values[key], known.structure.since))
             usual = held.usual
             held.varies |= value != usual and not shapes.fit(held.since)
-            if held.take(value, number, *_enough_for_argument(key, usual, value)):
+            seen, lasts = _enough_for_argument(key, usual, value)
+            if held.take(value, number, seen, shapes.least_lasting(lasts)):
                 kind = _kind_of(key, usual, value) if held.varies else PASSING
                 text = f"{'factor' if key == OTHER else key} of {_name(operations[at].name)}"
                 yield f"{text}: {change_shown(key, usual, value)}", kind, held.lasted

@@ -8,6 +8,10 @@ OTHERS: Final = 8
 """Passes with other shapes than the pass before through which a value must have been the same, so that it does not
 depend on them: batches are padded to their longest sample."""
 
+LASTS_WHERE_SHAPES_VARY: Final = 6
+"""Passes that a change must last at least, where shapes vary: which kernel torch takes may depend on a length, as on
+whether it is a multiple of eight, and two such lengths in a row are no change of the program."""
+
 Shapes = tuple[tuple[int, ...], ...]
 
 
@@ -41,6 +45,15 @@ class PassShapes:
         self.last = shapes
         self.others.append(number)
 
+    @property
+    def vary(self) -> bool:
+        """Whether many passes had other shapes than the pass before."""
+        return len(self.others) == OTHERS
+
+    def least_lasting(self, passes: int) -> int:
+        """Return how many passes a change must last that must last so many where all have one shape."""
+        return max(passes, LASTS_WHERE_SHAPES_VARY) if self.vary else passes
+
     def fit(self, since: Any) -> bool:
         """Whether a value that was the same since the pass `since` must be so in this pass, for all that is known."""
-        return self.are_same or (self.are_within and len(self.others) == OTHERS and since < self.others[0])
+        return self.are_same or (self.are_within and self.vary and since < self.others[0])
