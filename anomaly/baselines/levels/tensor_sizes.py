@@ -11,6 +11,9 @@ LATELY: Final = 64
 """Samples after which the sizes before the last so many are forgotten: a training goes on with longer sequences for
 hundreds of steps, and padding makes another length of each batch."""
 
+STAGE: Final = 4
+"""Samples in a row of one size, after which any that is beyond all of lately begins another stage of a curriculum."""
+
 NONE: Final = (np.inf, 0.0)
 """The smallest and the largest size where there was none."""
 
@@ -24,6 +27,7 @@ class TensorSizes:
     def __init__(self, arrays: SeriesArrays) -> None:
         self._ranges = [arrays.series.column(np.float64, none) for _ in range(2) for none in NONE]
         self._taken = arrays.series.column(np.int64)
+        self._last, self._in_a_row = arrays.series.column(np.float64), arrays.series.column(np.int64)
 
     def take_in(self, ids: Any, numel: Floats) -> Mask:
         """Take in the sizes of series; return which have left those of lately, shape (n,)."""
@@ -36,7 +40,12 @@ class TensorSizes:
         smallest, largest = self.of(ids)
         newer[0].values[ids] = np.minimum(newer[0].values[ids], numel)
         newer[1].values[ids] = np.maximum(newer[1].values[ids], numel)
-        return has_left(smallest, largest, numel)
+        was_steady = self._in_a_row.values[ids] >= STAGE
+        self._in_a_row.values[ids] = np.where(numel == self._last.values[ids], self._in_a_row.values[ids] + 1, 1)
+        self._last.values[ids] = numel
+        is_beyond = (largest > 0) & ((numel < smallest) | (numel > largest))
+        found: Mask = has_left(smallest, largest, numel) | (is_beyond & was_steady)
+        return found
 
     def of(self, ids: Any) -> tuple[Floats, Floats]:
         """Return the smallest and the largest size of series, shape (n,) each."""
